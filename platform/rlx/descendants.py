@@ -5,10 +5,18 @@ or the system's first process. A process that adopts orphans can therefore find 
 below it, also what has left its process group or session.
 """
 
+from __future__ import annotations
+
 import ctypes
 import os
 import signal
+import time
+from collections.abc import Collection, Iterable
 from contextlib import suppress
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import psutil
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _ROUNDS = 50
@@ -64,11 +72,39 @@ def kill_descendants(patience: float = 0.0, spare: int | None = None) -> None:
         psutil.wait_procs(found, timeout=_PAUSE)
 
 
-def reap_orphans(own: int) -> None:
-    """Collects adopted processes that have ended; `own` is a child that is left to its starter."""
+def list_descendants(pid: int) -> list[psutil.Process]:
+    """The descendants of a process."""
+    import psutil
+
+    found: list[psutil.Process] = []
+    with suppress(psutil.Error):
+        found = psutil.Process(pid).children(recursive=True)
+    return found
+
+
+def kill_processes(processes: Iterable[psutil.Process]) -> None:
+    """Kills processes, unless they have ended."""
+    import psutil
+
+    for process in processes:
+        with suppress(psutil.Error):
+            process.kill()
+
+
+def wait_for_end(pid: int, patience: float) -> None:
+    """Waits until a child has ended, at most so many seconds; its exit code can still be read."""
+    waited = 0.0
+    ended = os.WEXITED | os.WNOHANG | os.WNOWAIT
+    while waited < patience and os.waitid(os.P_PID, pid, ended) is None:
+        time.sleep(_PAUSE)
+        waited += _PAUSE
+
+
+def reap_orphans(own: Collection[int] = ()) -> None:
+    """Collects adopted processes that have ended; `own` are children left to their starter."""
     with suppress(ChildProcessError):  # there are no children
         while ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT):
-            if ended.si_pid == own:
+            if ended.si_pid in own:
                 return
             os.waitpid(ended.si_pid, 0)
 

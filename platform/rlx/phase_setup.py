@@ -17,8 +17,8 @@ from rlx.plugin import (
     Task,
     get_confidence_values,
 )
-from rlx.reward import NamedReward, PooledHost, RewardPool
-from rlx.rollout import RolloutPlan, build_rollout_plan
+from rlx.reward import NamedReward, RewardPool, host_environment
+from rlx.rollout import EnvironmentHost, RolloutPlan, build_rollout_plan
 from rlx.spec import EnvironmentRolloutSpec, ExperimentSpec
 from rlx.train_batch import CreditRules, Estimate
 
@@ -110,9 +110,10 @@ def build_setup(spec: ExperimentSpec) -> PhaseSetup:
         raise PluginError(f"task plugin {spec.task.plugin!r} has no `problem` and `demonstration`")
     if not isinstance(plugins.demonstrations, Task):
         raise PluginError("model.warm_start.demonstrations has no `problem` and `demonstration`")
+    replayable = plugins.environment is None or plugins.environment.replayable
     return PhaseSetup(
         spec=spec,
-        plan=build_rollout_plan(spec.rollout),
+        plan=build_rollout_plan(spec.rollout, replayable=replayable),
         task=plugins.task,
         demonstrations=plugins.demonstrations,
         environment=plugins.environment,
@@ -153,13 +154,13 @@ def _list_kl_streams(spec: ExperimentSpec) -> frozenset[str]:
     return frozenset({"reference_logprobs"} if uses_kl else ())
 
 
-def build_environment_host(setup: PhaseSetup, pool: RewardPool) -> PooledHost | None:
-    """The host that runs the environment in the worker pool; None without an environment."""
+def build_environment_host(setup: PhaseSetup, pool: RewardPool) -> EnvironmentHost | None:
+    """The host that runs the environment in workers; None without an environment."""
     rollout, environment = setup.spec.rollout, setup.environment
     if environment is None or not isinstance(rollout, EnvironmentRolloutSpec):
         return None
-    use = rollout.environment
-    return PooledHost(environment, pool, use.deadline, use.plugin)
+    limits = rollout.resolve_limits(replayable=environment.replayable)
+    return host_environment(environment, pool, limits, rollout.environment.plugin)
 
 
 def _require_reward_plugin(name: str, plugin: Plugin) -> RewardPlugin:

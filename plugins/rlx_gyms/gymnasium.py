@@ -201,6 +201,10 @@ class GymnasiumEnvironment(NeedsLibrary, StatefulEnvironment):
             anchor=shown,
         )
 
+    def close(self, game: _Game) -> None:
+        """Closes the library's environment."""
+        game.env.close()
+
     def _compare_with_optimum(self, game: _Game, number: int, turns: int) -> dict[str, Any]:
         """The optimum of a tabular environment, in the state before the action."""
         values = get_action_values(game.id, game.config, turns)

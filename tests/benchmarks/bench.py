@@ -26,6 +26,7 @@ STORED, PAGE = RESULTS / "bench.json", RESULTS / "benchmarks.md"
 BENCHMARKS = {
     "rlcr_update_short": "updates",
     "rlcr_update_long": "updates",
+    "common_prefix_update": "common_prefix",
     "two_turn_generation": "generation",
     "one_turn_generation": "generation",
     "rlcr_step": "steps",

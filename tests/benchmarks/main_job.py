@@ -58,7 +58,7 @@ def _run(seed: int) -> tuple[Spent, dict[str, float]]:
             time.sleep(LOOK)
         spent = Spent(sum_tree_seconds() - before, time.perf_counter() - began)
         kill_descendants()
-        reap_orphans(0)
+        reap_orphans()
         names = {f"eval/held_out/{name}": name for name in HELD_OUT}
         with Registry.open(f"sqlite:///{home}/registry.db", read_only=True) as registry:
             metrics = registry.results.metrics(done.stdout.strip(), names)

@@ -49,6 +49,12 @@ gradient.
 plain rows add in micro-batches of 8, each in a process of its own. Nothing is claimed against
 micro-batches of 4 or fewer: a tree must be resident as a whole, so they can need less.
 
+`common_prefix_*` is forward and backward of a real model, SmolLM2-135M-Instruct in float32, fetched
+by `experiments/smollm2/fetch.py`, on 8 prompts of `experiments/smollm2_grpo.yaml` with 8 answers of
+8 tokens each, in one micro-batch. `_problems` is beside the same learner with each problem packed
+for itself, `_cache` beside transformers' own cache with gradient, which reads each prompt once and
+forks it. Losses and gradients are compared first.
+
 `two_turn_generation` samples both turns of the short shape, with log-probabilities, beside
 transformers' `generate` (without them), which reads every branch anew; `_strongest` is beside
 `generate` with one cache for both turns, into which prompts and the question are read before their
@@ -83,8 +89,8 @@ SECTIONS = {
     "Steps of training": (
         STEPS,
         (
-            *("rlcr_update_short", "rlcr_update_long", "two_turn_generation"),
-            *("one_turn_generation", "rlcr_step", "grpo_step_vs_trl"),
+            *("rlcr_update_short", "rlcr_update_long", "common_prefix_update"),
+            *("two_turn_generation", "one_turn_generation", "rlcr_step", "grpo_step_vs_trl"),
         ),
     ),
     "Starts": (

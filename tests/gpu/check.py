@@ -97,6 +97,17 @@ def kill_and_resume(part: Part, name: str) -> None:
     part.run_script("kill_resume", name, part.device)
 
 
+def pretrained(part: Part, name: str, *, is_killed: bool = False) -> None:
+    """An experiment on a pretrained model: the learning curve, and the figures of `stages`."""
+    _require_weights()
+    (kill_and_resume if is_killed else stages)(part, name)
+
+
+def _require_weights() -> None:
+    if not any((ROOT / "experiments" / "smollm2").glob("*.gguf")):
+        raise PartSkippedError("the model is not here: python experiments/smollm2/fetch.py")
+
+
 def vllm(part: Part) -> None:
     """The same with vLLM: how far it is from the learner, and whether both fit one GPU."""
     _require_vllm()
@@ -159,8 +170,15 @@ PARTS: dict[str, Callable[[Part], None]] = {
     "two_gpus": two_gpus,
     **{f"tests_{which}": partial(promises, which=which) for which in ROOMS},
     **{name: partial(experiment, name=name) for name in ("quick", "rlcr", "countdown", "kg")},
+    "smollm2_grpo": partial(pretrained, name="smollm2_grpo"),
+    "kill_smollm2": partial(pretrained, name="smollm2_grpo", is_killed=True),
+    "smollm2_rlcr": partial(pretrained, name="smollm2_rlcr"),
 }
 """In the order of what one would want to know first."""
+GROUPS = {
+    "smollm2": ("machine", "smollm2_grpo", "kill_smollm2", "smollm2_rlcr", "rlcr_1.5b"),
+}
+"""Parts that one name stands for: what is asked first of fifteen minutes on a GPU."""
 
 
 def compute_sources_digest() -> str:
@@ -240,19 +258,21 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, default=Path("gpu-check.json"))
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
-    parser.add_argument("--only", choices=list(PARTS), action="append", help="may be repeated")
+    names = [*PARTS, *GROUPS]
+    parser.add_argument("--only", choices=names, action="append", help="may be repeated")
     parser.add_argument("--again", action="store_true", help="also parts that have passed")
     options = parser.parse_args()
     adopt_orphans()
     report = Report(options.out, options.device)
-    for name in options.only or PARTS:
+    chosen = [one for name in options.only or PARTS for one in GROUPS.get(name, [name])]
+    for name in chosen:
         if report.has_passed(name) and not options.again:
             print(f"{name:<18} passed before", flush=True)
         else:
             run_part(name, options.device, report)
     passed = sum(map(report.has_passed, PARTS))
     print(f"{passed} of {len(PARTS)} parts passed; written to {options.out}")
-    return 0 if all(map(report.has_passed, options.only or PARTS)) else 1
+    return 0 if all(map(report.has_passed, chosen)) else 1
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ EVERY = 2.0
 """Seconds between two looks."""
 LISTED = 12
 """Allocations that are named, the largest first."""
-WANTED = ("perf/", "sampler/", "train/")
+WANTED = ("perf/", "sampler/", "train/", "rewards/")
 
 
 def follow_run(run: Run, *, every: int = 1) -> None:

@@ -25,7 +25,7 @@ from random_model import SHAPES, build_qwen
 from shapes import Shape, train_batch
 
 from rlx.learner import PackedPolicy, forward
-from rlx.learner.pack import collate_trees, pack_trees
+from rlx.learner.pack import pack_rows
 from rlx.sampler.gpu_steps import can_use_flash
 from rlx.sampler.plain_decoder import PlainDecoder
 from rlx.sampler.rows import SharingDecoder
@@ -62,19 +62,13 @@ def compare(found: torch.Tensor, expected: torch.Tensor) -> float:
     return float((found.float() - expected.float()).norm() / expected.float().norm())
 
 
-def compute_update(module: PackedPolicy, train: Any, limit: int) -> dict[str, torch.Tensor]:
+def compute_update(module: PackedPolicy, train: Any) -> dict[str, torch.Tensor]:
     """Log-probabilities in the batch's order, and the gradient of the embeddings."""
     batch = train.batch
-    trees = pack_trees(
-        batch.token_ids,
-        batch.is_token,
-        batch.tree_ids,
-        train.mask,
-        limit,
-        merge=module.form.merges,
-    )
     device = next(module.parameters()).device
-    packed = collate_trees(trees, batch.token_ids).to(device)
+    packed = pack_rows(batch.token_ids, batch.is_token, train.mask, merge=module.form.merges).to(
+        device
+    )
     logprobs, _ = module(packed, packed.gather_targets(batch.temperatures))
     order = (packed.rows * batch.token_ids.shape[1] + packed.columns).argsort()
     weights = torch.linspace(-1, 1, len(order), device=device)
@@ -89,10 +83,9 @@ def check_learner(device: str) -> None:
     if device == "cuda":
         shape = replace(shape, layers=4)  # what is compared does not need all of them
     train = train_batch(TREES[device], shape.vocabulary)
-    limit = train.batch.token_ids.numel()
     reference = PackedPolicy(build_qwen(shape, device, torch.float32))
     reference.use(forward.FORMS["cpu"][-1])
-    expected = compute_update(reference, train, limit)
+    expected = compute_update(reference, train)
     del reference
     forms, distances = forward.FORMS[device], {}
     for form in reversed(forms):  # the last one is plain rows
@@ -102,7 +95,7 @@ def check_learner(device: str) -> None:
             module.chunks_logits = chunks
             name = f"{form.name}, {'chunks' if chunks else 'whole logits'}"
             found, seconds, peak = measure(
-                device, lambda module=module: compute_update(module, train, limit)
+                device, lambda module=module: compute_update(module, train)
             )
             distances[name] = {key: compare(found[key], expected[key]) for key in expected}
             print_figure(name, seconds=seconds, peak_gib=peak, distance=distances[name])

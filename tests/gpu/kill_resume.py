@@ -1,9 +1,10 @@
 """A run whose rank is killed, beside one that nothing happened to: every number must be the same.
 
-    python tests/gpu/kill_resume.py quick|NAME cuda|cpu [KEY=VALUE...]
+    python tests/gpu/kill_resume.py quick|smollm2_grpo|NAME cuda|cpu [KEY=VALUE...]
 
-`quick` is the shipped experiment; any other name is a profile for GPUs with random weights, a
-checkpoint after every step, and small batches, so that both runs end in some minutes.
+`quick` is the shipped experiment; `smollm2_grpo` one of a pretrained model; any other name is a
+profile for GPUs with random weights, a checkpoint after every step, and small batches, so that both
+runs end in some minutes.
 """
 
 import os
@@ -19,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from figures import print_figure
 from follow import follow_run
-from profiles import EXPERIMENTS, open_profile
+from profiles import EXPERIMENTS, PRETRAINED, open_profile
 
 import rlx
 from rlx.api import Experiment, Run
@@ -41,6 +42,8 @@ def open_experiment(name: str, device: str, home: Path, overrides: tuple[str, ..
     if name == "quick":
         sets = (f"runner.device={device}", "tracking.mlflow=null", "tracking.pictures=false")
         return rlx.read(EXPERIMENTS / "quick.yaml", *sets, *overrides)
+    if name in PRETRAINED:
+        return open_profile(name, device, home, "runner.checkpoint.every=1", *overrides)
     small = SMALL | (SMALL_ON_GPU if device == "cuda" else {})
     sets = tuple(f"{key}={value}" for key, value in small.items())
     return open_profile(name, device, home, *sets, *overrides)

@@ -1,4 +1,5 @@
-"""Profiles for GPUs as the check runs them: random weights, few steps, a reward by chance.
+"""Experiments as the check of a GPU runs them: profiles with random weights, few steps and a reward
+by chance; and those of a pretrained model as they are, from its own files.
 
 What random weights write earns nothing, and equal rewards teach nothing: every turn also gets a
 reward that is a hash of its text.
@@ -14,12 +15,21 @@ from random_model import write_qwen
 import rlx
 from rlx.api import Experiment
 
-__all__ = ["EXPERIMENTS", "open_profile"]
+__all__ = ["EXPERIMENTS", "PRETRAINED", "open_profile"]
 
 EXPERIMENTS = Path(__file__).parents[2] / "experiments"
+PRETRAINED = ("smollm2_grpo", "smollm2_rlcr")
+"""Experiments that run as they are, with the model that experiments/smollm2/fetch.py fetches."""
+QUIET = {"tracking.mlflow": "null", "tracking.pictures": "false"}
+PRETRAINED_REHEARSAL = {
+    "phases": "[{name: all, steps: 2}]",
+    "evaluation.problems": "2",
+    "rollout.prompts_per_step": "2",
+    "rollout.num_generations_answer": "3",
+    "rewards.turn.chance": "{plugin: chance, turn: '*'}",  # so few answers are all wrong
+}
 SHORT = {
-    "tracking.mlflow": "null",
-    "tracking.pictures": "false",
+    **QUIET,
     "phases.0.steps": "3",
     "evaluation.problems": "500",  # that after training is the largest batch of all
     "evaluation.every": "0",
@@ -60,7 +70,8 @@ CHANCE = """
 
 
 def open_profile(name: str, device: str, home: Path, *overrides: str) -> Experiment:
-    """Prepares three steps of a profile; on a CPU, sizes are those of a rehearsal.
+    """Prepares three steps of a profile, or all of an experiment on a pretrained model; on a CPU,
+    sizes are those of a rehearsal.
 
     Args:
         name: below experiments/.
@@ -71,6 +82,11 @@ def open_profile(name: str, device: str, home: Path, *overrides: str) -> Experim
     is_small = device == "cpu"
     os.environ["RLX_HOME"] = str(home)
     write_chance(home / "plugins")
+    if name in PRETRAINED:
+        values = PRETRAINED_REHEARSAL if is_small else {"runner.dtype": "bfloat16"}
+        values = {**QUIET, "runner.device": device, **values}
+        sets = [*(f"{key}={value}" for key, value in values.items()), *overrides]
+        return rlx.read(EXPERIMENTS / f"{name}.yaml", *sets)
     write_qwen(home / "qwen", "small" if is_small else "1.5b", device)
     file = EXPERIMENTS / f"{name}.yaml"
     rollout = rlx.read(file).spec.rollout

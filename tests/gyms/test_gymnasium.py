@@ -98,3 +98,20 @@ def test_other_environments_play_to_their_end(id):
             break
         assert step.observation.strip()
         state = step.state
+
+
+def test_a_live_game_takes_each_action_once(monkeypatch):
+    """Replayed from its beginning in every turn, it would take n² / 2."""
+    lake = type(open_game("FrozenLake-v1", "{}"))
+    taken, closed = [], []
+    step, close = lake.step, lake.close
+    monkeypatch.setattr(lake, "step", lambda g, a: taken.append(a) or step(g, a))
+    monkeypatch.setattr(lake, "close", lambda g: closed.append(g) or close(g))
+    host = LocalHost(GymnasiumEnvironment())
+    task = GymnasiumTask(config={"is_slippery": False})
+    (state,) = host.reset([(task.problem("train", 0, 0).fields, 0)])
+    for number in range(1, 11):
+        (answer,) = host.step([(state, Action(text="up", number=number))])
+        state = answer.state
+    host.release([state])
+    assert (len(taken), len(closed)) == (10, 1)

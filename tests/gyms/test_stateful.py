@@ -1,4 +1,4 @@
-"""The adapter of stateful environments: what it keeps between turns, and what a crash costs."""
+"""Environments with live sessions: what they keep between turns, and what a crash costs."""
 
 import random
 import threading
@@ -7,8 +7,9 @@ from typing import Any, ClassVar
 from rows import each_row
 
 from rlx.plugin import Action, Reply, StatefulEnvironment
-from rlx.reward import PooledHost, RewardPool
+from rlx.reward import RewardPool, SessionHost
 from rlx.rollout import HostFault, LocalHost
+from rlx.spec import EnvironmentLimits
 from rlx.testing import check_environment
 
 
@@ -57,14 +58,6 @@ def test_a_game_that_cannot_be_pickled_is_replayed_to_the_same_end():
     assert len({tuple(play(Rolls(), seed, "abcd")) for seed in range(20)}) > 10
 
 
-def test_a_game_too_large_to_store_is_replayed(monkeypatch):
-    expected = play(Rolls(), 3, "abcd")
-    monkeypatch.setattr(Rolls, "max_pickle", 10)
-    (state,) = LocalHost(Rolls()).reset([({}, 3)])
-    assert state.game is None
-    assert play(Rolls(), 3, "abcd") == expected
-
-
 def test_games_leave_the_global_generator_alone_and_do_not_read_it():
     random.seed(5)
     before = random.getstate()
@@ -82,7 +75,8 @@ def test_the_adapter_keeps_the_promises_of_environments(pickles):
 def test_a_call_that_ends_its_process_costs_itself_alone():
     expected = play(Rolls(), 0, "ab")
     with RewardPool(1, 2048) as pool:
-        host = PooledHost(Rolls(), pool, 600.0)
+        limits = EnvironmentLimits(600.0, 6000.0, None, 1, "fail")
+        host = SessionHost(Rolls(), pool, limits)
         (state,) = host.reset([({}, 0)])
         (step,) = host.step([(state, Action(text="a"))])
         lost, kept = host.step(

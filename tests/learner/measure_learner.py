@@ -27,7 +27,7 @@ with speed_up_imports():
     from rlx.learner import Critic, Learner, build_learner_with_reference, forward, join_ranks
     from rlx.learner.engine import build_adamw
     from rlx.learner.forms import CachedForm, PlainForm
-    from rlx.learner.pack import distribute_trees, pack_trees
+    from rlx.learner.pack import RankMicroBatches
     from rlx.model import build_policy
     from rlx.model.lora import adapt_model, adapter_weights
     from rlx.plugin import Problem
@@ -78,7 +78,9 @@ DEVICE = os.environ.get("RLX_TEST_DEVICE", "cpu")
 if torch.cuda.device_count() < int(os.environ["WORLD_SIZE"]):
     DEVICE = "cpu"  # ranks do not share a device
 LIMITS = {"whole": 16_384, "several": 84, "cut": 60}
-"""Tokens per micro-batch: all trees in one, several of them, so few that trees are cut."""
+"""Tokens per micro-batch: all rows in one, several of them, so few that trees are cut."""
+SYSTEM = (16, 17, 18)
+"""Tokens with which all prompts begin."""
 LORA = Lora(rank=4, alpha=6)
 EXTREMES = {1: (0,), 2: (3,)} if DEVICE == "cpu" else {1: (0, 3), 2: (0, 3)}
 """By number of ranks, the ZeRO stages at which everything is tried: none or all is sharded."""
@@ -113,7 +115,7 @@ def rollout_trees(seed, count=5):
 
     trees = []
     for n in range(count):
-        segments = [Segment(parent=NO_PARENT, author="prompt", token_ids=tokens(3, 12))]
+        segments = [Segment(parent=NO_PARENT, author="prompt", token_ids=(*SYSTEM, *tokens(3, 12)))]
         answers = [tokens(1, 4 + 5 * n) for _ in range(2)]
         for ids in (*answers, answers[0]):
             segments.append(turn(0, 1, "answer", ids))
@@ -424,12 +426,9 @@ class Bench:
         return before, self.read(policy, learner), stats
 
     def dealt(self, train, limit):
-        """Packed trees in every micro-batch of every rank."""
-        batch, tokens = train.batch, LIMITS[limit]
-        trees = pack_trees(batch.token_ids, batch.is_token, batch.tree_ids, train.wanted, tokens)
-        return [
-            [len(m) for m in share] for share in distribute_trees(trees, self.ranks.count, tokens)
-        ]
+        """Rows in every micro-batch of every rank."""
+        share = RankMicroBatches(train.batch, train.wanted, LIMITS[limit], self.ranks, merge=True)
+        return self.ranks.gather([len(packed.rows.unique()) for packed in share])
 
     def first_step(self, limit, **options):
         """A step of SGD, after asking for log-probabilities and an update without any signal."""
@@ -456,10 +455,10 @@ class Bench:
             "dealt": self.dealt(self.batches[0], limit),
         }
 
-    def one_tree(self):
-        """A step of SGD on a single tree: of two ranks, one has nothing but a filler."""
+    def one_row(self):
+        """A step of SGD on a single row: of two ranks, one has nothing but a filler."""
         train = self.batches[0]
-        first = (train.batch.tree_ids == train.batch.tree_ids[0])[:, None]
+        first = torch.arange(len(train.wanted))[:, None] == train.wanted.any(dim=1).nonzero()[0]
         alone = replace(
             train,
             advantages=train.advantages.where(first, 0.0),
@@ -659,7 +658,7 @@ def measure_stage(stage, ranks, batches, chosen, folder):
     for limit in LIMITS if extreme else CRITIC_CUTS:
         figures[f"critic {limit}"] = bench.critic(limit, None if limit == "whole" else VALUE_CLIP)
     if ranks.count > 1:
-        figures["one_tree"] = bench.one_tree()
+        figures["one_row"] = bench.one_row()
     if stage == HALF:
         figures["bfloat16"] = bench.half_precision()
         figures["bfloat16 reference"] = bench.reference(dtype="bfloat16")

@@ -1,12 +1,15 @@
 """The values of a confidence as tokens, and as branches of the rows that state one."""
 
+from types import SimpleNamespace
+
 import checkpoints
 import pytest
 import torch
 from rows import each_row
 
 from rlx.errors import SpecError
-from rlx.learner.pack import Branches, collate_trees, pack_trees
+from rlx.learner.distributed import Ranks
+from rlx.learner.pack import Branches, RankMicroBatches, pack_rows
 from rlx.learner.terms import encode_confidences
 from rlx.model.dialogue import PlainDialogue
 from rlx.model.tokenizer import load_local_dialogue
@@ -78,7 +81,7 @@ def test_a_usual_byte_level_vocabulary_states_the_grid():
 
 IDS = torch.tensor([[1, 2, 3, 4, 5], [1, 2, 6, 7, 0], [1, 2, 3, 8, 9]])
 IS_TOKEN = IDS > 0
-TREES = torch.tensor([0, 0, 1])
+HERE = Ranks(0, 1, torch.device("cpu"))
 NOTHING = torch.zeros_like(IS_TOKEN)
 
 
@@ -93,25 +96,26 @@ def test_every_token_of_a_branch_follows_its_row_and_its_own_tokens(limit, merge
     branches = Branches(
         rows=torch.tensor([0, 0, 0, 0, 2, 2, 2, 2]), starts=torch.tensor([3] * 8), tokens=values * 2
     )
-    trees = pack_trees(IDS, IS_TOKEN, TREES, IS_TOKEN, limit, branches=branches, merge=merge)
-    packed = collate_trees(trees, IDS)
+    rows, want = SimpleNamespace(token_ids=IDS, is_token=IS_TOKEN), IS_TOKEN.clone()
+    want[:, 0] = False
     found = {}
-    for state, token, number in zip(
-        packed.branches.states, packed.branches.tokens, packed.branches.numbers, strict=True
-    ):
-        at = int(packed.branches.at[state])
-        read = path(packed, at)
-        found.setdefault(int(number), []).append((read, int(token)))
-        assert int(packed.positions[at]) == len(read) - 1
-        assert int(packed.branches.rows[state]) == branches.rows[number]
-        assert int(packed.branches.starts[state]) == 3
+    for packed in RankMicroBatches(rows, want, limit, HERE, merge=merge, branches=branches):
+        for state, token, number in zip(
+            packed.branches.states, packed.branches.tokens, packed.branches.numbers, strict=True
+        ):
+            at = int(packed.branches.at[state])
+            read = path(packed, at)
+            found.setdefault(int(number), []).append((read, int(token)))
+            assert int(packed.positions[at]) == len(read) - 1
+            assert int(packed.branches.rows[state]) == branches.rows[number]
+            assert int(packed.branches.starts[state]) == 3
+        assert packed.sources[len(packed.targets) :].tolist() == packed.branches.at.tolist()
     expected = {}
     for number, (row, start) in enumerate(zip(branches.rows, branches.starts, strict=True)):
         begun = IDS[row, :start].tolist()
         tokens = branches.tokens[number]
         expected[number] = [([*begun, *tokens[:n]], token) for n, token in enumerate(tokens)]
     assert found == expected
-    assert packed.sources[len(packed.targets) :].tolist() == packed.branches.at.tolist()
 
 
 @each_row("merge", [True, False])
@@ -121,14 +125,14 @@ def test_values_of_one_token_add_no_node(merge):
     )
     want = IS_TOKEN.clone()
     want[:, 0] = False
-    plain = pack_trees(IDS, IS_TOKEN, TREES, want, 1000, merge=merge)
-    more = pack_trees(IDS, IS_TOKEN, TREES, want, 1000, branches=branches, merge=merge)
-    assert sum(map(len, more)) == sum(map(len, plain))
-    assert sum(len(tree.branches.at) for tree in more) == 1
+    plain = pack_rows(IDS, IS_TOKEN, want, merge=merge)
+    more = pack_rows(IDS, IS_TOKEN, want, branches=branches, merge=merge)
+    assert len(more) == len(plain)
+    assert len(more.branches.at) == 1
 
 
 def test_a_row_without_another_wanted_token_is_read_only_up_to_its_branches():
     branches = Branches(rows=torch.tensor([1]), starts=torch.tensor([2]), tokens=((11, 12),))
-    (tree,) = pack_trees(IDS, IS_TOKEN, TREES, NOTHING, 1000, branches=branches)
-    assert tree.token_ids.tolist() == [1, 2, 11]
-    assert len(tree.rows) == 0
+    packed = pack_rows(IDS, IS_TOKEN, NOTHING, branches=branches)
+    assert packed.token_ids.tolist() == [1, 2, 11]
+    assert len(packed.rows) == 0

@@ -19,7 +19,7 @@ from rlx.errors import SpecError
 from rlx.learner import Critic, Ranks, critic_rate
 from rlx.learner.critic import _compute_hidden_size, _share_decoder
 from rlx.learner.forward import PackedValues, choose_form
-from rlx.learner.pack import collate_trees, pack_trees
+from rlx.learner.pack import pack_rows
 from rlx.model import build_policy
 from rlx.model.lora import adapt_model
 from rlx.spec import CriticSpec, Lora, RunnerSpec, TinyModelSpec
@@ -63,8 +63,7 @@ def test_a_value_is_what_the_tokens_before_say(policy, make):
     ids = torch.tensor([[5, 6, 7, 8, 9], [5, 6, 7, 11, 12], [5, 6, 13, 14, 0]])
     want = torch.zeros_like(ids, dtype=torch.bool)
     want[:, 2:] = ids[:, 2:] > 0
-    trees = pack_trees(ids, ids > 0, torch.zeros(3, dtype=torch.int64), want, limit=100)
-    packed = collate_trees(trees, ids)
+    packed = pack_rows(ids, ids > 0, want)
     assert choose_form(values, ALONE).form.merges
     with torch.no_grad():
         found = values(packed)

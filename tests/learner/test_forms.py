@@ -1,5 +1,7 @@
 """Every form of computing packed trees, on every kind of model it is chosen for, on CPU."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 import transformers
@@ -17,7 +19,7 @@ from rlx.learner.forms import (
     PlainForm,
 )
 from rlx.learner.forward import FORMS, PackedPolicy, choose_form
-from rlx.learner.pack import collate_trees, pack_trees
+from rlx.learner.pack import RankMicroBatches, pack_rows
 from rlx.model.lora import adapt_model
 from rlx.spec import Lora
 
@@ -101,7 +103,7 @@ def test_windows_are_kept_where_prefixes_are_shared(kind, options, form):
     ids[:, :50] = ids[0, :50]
     ids[2:, 50:60] = ids[2, 50:60]
     is_token = torch.arange(90) < torch.tensor([[90], [75], [61], [88]])
-    forest = ids, is_token, torch.zeros(4), is_token & (torch.arange(90) >= 45)
+    forest = ids, is_token, is_token & (torch.arange(90) >= 45)
     found, own = measured(module, forest)
     module.use(PlainForm())
     expected, gradient = measured(module, forest)
@@ -126,10 +128,12 @@ def test_a_window_that_cannot_be_narrowed_shares_nothing():
 
 @st.composite
 def forests(draw):
-    """Token rows of a few trees in which any two rows may share any prefix."""
+    """Token rows of a few trees in which any two rows may share any prefix; the trees may have one
+    in common."""
     rows, trees = [], []
+    system = draw(st.lists(st.integers(3, 49), max_size=40))
     for tree in range(draw(st.integers(1, 3))):
-        prompt = draw(st.lists(st.integers(3, 49), min_size=1, max_size=90))
+        prompt = system + draw(st.lists(st.integers(3, 5), min_size=1, max_size=50))
         for _ in range(draw(st.integers(1, 4))):
             known = draw(
                 st.sampled_from(
@@ -146,15 +150,13 @@ def forests(draw):
         torch.rand(ids.shape, generator=torch.Generator().manual_seed(len(rows))) < 0.3
     )
     want[:, 0] = False
-    return ids, is_token, torch.tensor(trees), want
+    return ids, is_token, want
 
 
 def measured(module, forest):
     """Log-probabilities and entropies by row and column, and every parameter's gradient."""
-    ids, is_token, trees, want = forest
-    packed = collate_trees(
-        pack_trees(ids, is_token, trees, want, 10_000, merge=module.form.merges), ids
-    )
+    ids = forest[0]
+    packed = pack_rows(*forest, merge=module.form.merges)
     module.zero_grad()
     logprobs, entropy = module(packed, torch.full((len(packed.targets),), 0.7))
     weights = (packed.rows * 31 + packed.columns * 17) % 7 - 3.0
@@ -180,7 +182,7 @@ def qwen():
 @given(forest=forests())
 @pytest.mark.parametrize("form", [GroupedForm(), CachedForm()], ids=lambda form: form.name)
 def test_values_and_gradients_are_those_of_plain_rows(qwen, form, forest):
-    if not forest[3].any():
+    if not forest[2].any():
         return
     qwen.use(PlainForm())
     expected, gradient = measured(qwen, forest)
@@ -199,12 +201,108 @@ def test_every_kind_of_model_learns_as_from_plain_rows(kind, chosen):
     ids[3:, 70:85] = ids[3, 70:85]
     is_token = torch.arange(110) < torch.tensor([[110], [95], [71], [110], [101], [88]])
     want = is_token & (torch.arange(110) >= 70)
-    forest = ids, is_token, torch.tensor([0, 0, 0, 1, 1, 1]), want
+    forest = ids, is_token, want
     found, own = measured(module, forest)
     module.use(PlainForm())
     expected, gradient = measured(module, forest)
     assert (found - expected)[:, want].abs().max() <= 1e-5
     assert apart(own, gradient) <= 5e-6
+
+
+# One prefix for all ------------------------------------------------------------------------------
+
+
+def draw_tokens(count, seed):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(3, 50, (count,), generator=generator).tolist()
+
+
+SYSTEM = draw_tokens(70, 0)
+PROMPTS = {
+    "one prefix for all": [SYSTEM + draw_tokens(9, n) for n in (1, 2, 3)],
+    "prefixes of several lengths": [
+        SYSTEM + draw_tokens(9, 1),
+        SYSTEM + draw_tokens(9, 1)[:4] + [3, 4],
+        SYSTEM[:20] + draw_tokens(30, 2),
+    ],
+    "nothing in common": [[n, *draw_tokens(30, n)] for n in (3, 4, 5)],
+    "a prompt that is the prefix": [SYSTEM, SYSTEM + draw_tokens(9, 1)],
+}
+
+
+def grow_rows(prompts, *, two_turns=False):
+    """Two answers to every prompt, their first tokens equal, with two confidences each."""
+    rows, learned = [], []
+    for n, prompt in enumerate(prompts):
+        for k in range(2):
+            answer = [*prompt, 7, 8, *draw_tokens(5 + 9 * k, 10 * n + k)]
+            rows.append(answer)
+            learned.append(len(prompt))
+            if two_turns:
+                asked = [*answer, 9, 9]
+                rows += [asked + draw_tokens(2 + c, 100 + 10 * n + k + c) for c in range(2)]
+                learned += [len(asked)] * 2
+    width = max(map(len, rows))
+    ids = torch.tensor([row + [0] * (width - len(row)) for row in rows])
+    is_token = torch.arange(width) < torch.tensor([[len(row)] for row in rows])
+    return ids, is_token, is_token & (torch.arange(width) >= torch.tensor(learned)[:, None])
+
+
+FORESTS = {
+    **{name: grow_rows(prompts) for name, prompts in PROMPTS.items()},
+    "two turns": grow_rows(PROMPTS["one prefix for all"], two_turns=True),
+    "an agent with several roots": grow_rows(
+        [*PROMPTS["one prefix for all"], *PROMPTS["nothing in common"]]
+    ),
+}
+CUTS = ((1, 10_000), (2, 130))
+"""Ranks and tokens of a micro-batch."""
+
+
+def compute_exactly(module, forest, ranks, limit):
+    """Outputs by row and column, and the gradient, summed over all micro-batches of all ranks."""
+    ids, is_token, want = forest
+    rows = SimpleNamespace(token_ids=ids, is_token=is_token)
+    module.zero_grad()
+    found = torch.zeros(*ids.shape, 50, dtype=torch.float64)
+    for rank in range(ranks):
+        here = Ranks(rank, ranks, torch.device("cpu"))
+        for packed in RankMicroBatches(rows, want, limit, here, merge=module.form.merges):
+            outputs = module.outputs(packed)
+            weights = torch.sin(31.0 * packed.rows + 17.0 * packed.columns)[:, None].double()
+            (outputs * weights * torch.linspace(-1, 1, 50).double()).sum().backward()
+            found[packed.rows, packed.columns] = outputs.detach()
+    return found, {n: p.grad.clone() for n, p in module.named_parameters() if p.grad is not None}
+
+
+def test_in_float64_outputs_and_gradients_are_those_of_plain_rows_however_rows_are_cut():
+    module = PackedPolicy(model_of("GPTNeoX").double())
+    wrong = {}
+    for name, forest in FORESTS.items():
+        module.use(PlainForm())
+        expected, gradient = compute_exactly(module, forest, 1, 10_000)
+        for form in (GroupedForm(), CachedForm()):
+            module.use(form)
+            for cut in CUTS:
+                found, own = compute_exactly(module, forest, *cut)
+                worst = float((found - expected).abs().max()), apart(own, gradient)
+                if not max(worst) <= 1e-12:
+                    wrong[name, form.name, cut] = worst
+    assert not wrong
+
+
+def test_a_cache_with_gradient_reads_every_shared_prefix_once(qwen):
+    """Tokens of the rectangles that are read: what all share, the rest of each prompt, and the
+    answers, padded; those of one prompt stay together where the longest is as long."""
+    read = []
+
+    def note(at, **arguments):
+        read.append(tuple(arguments["input_ids"].shape))
+        return torch.zeros(len(at), 1)
+
+    for name in ("one prefix for all", "nothing in common", "two turns"):
+        CachedForm()(note, pack_rows(*FORESTS[name]))
+    assert read == [(1, 70), (3, 11), (6, 14), (3, 33), (6, 14), (1, 1), (1, 70), (3, 11), (6, 21)]
 
 
 @pytest.fixture
@@ -232,7 +330,7 @@ def test_flex_attention_learns_as_plain_rows_do(qwen):
     ids[2:, 40:45] = ids[2, 40:45]
     want = torch.zeros_like(ids, dtype=torch.bool)
     want[:, 30:] = True
-    forest = ids, ids > 0, torch.tensor([0, 0, 0, 0]), want
+    forest = ids, ids > 0, want
     qwen.use(PlainForm())
     expected, gradient = measured(qwen, forest)
     qwen.use(FlexForm())
@@ -245,7 +343,8 @@ def test_an_empty_micro_batch_has_a_gradient_of_zeros_in_every_form(qwen):
     for form in FORMS["cpu"]:
         qwen.use(form)
         qwen.zero_grad()
-        logprobs, _ = qwen(collate_trees([], torch.zeros(1, 1, dtype=torch.int64)), torch.ones(0))
+        nothing = torch.zeros(1, 1, dtype=torch.int64)
+        logprobs, _ = qwen(pack_rows(nothing, nothing == 0, nothing != 0), torch.ones(0))
         logprobs.sum().backward()
         assert all((p.grad == 0).all() for p in qwen.parameters())
 
@@ -255,10 +354,9 @@ def test_an_empty_micro_batch_has_a_gradient_of_zeros_in_every_form(qwen):
 
 @given(forests())
 def test_blocks_hold_every_token_once_with_all_that_it_sees(forest):
-    ids, is_token, trees, want = forest
-    if not want.any():
+    if not forest[2].any():
         return
-    packed = collate_trees(pack_trees(ids, is_token, trees, want, 10_000), ids)
+    packed = pack_rows(*forest)
     blocks = AttentionBlocks.from_positions(packed.positions, packed.ends)
     node = torch.arange(len(packed))
     sees = (node <= node[:, None]) & (node[:, None] < packed.ends)
@@ -300,6 +398,6 @@ def test_padding_of_plain_rows_makes_no_mask(qwen, monkeypatch):
         lambda *args, **named: seen.append(named.get("attn_mask")) or real(*args, **named),
     )
     want = is_token & (torch.arange(20) > 2)
-    packed = collate_trees(pack_trees(ids, is_token, torch.zeros(3), want, 999, merge=False), ids)
+    packed = pack_rows(ids, is_token, want, merge=False)
     qwen(packed, torch.ones(len(packed.targets)))
     assert seen and all(mask is None for mask in seen)

@@ -1,21 +1,23 @@
 """Prefix sharing as arithmetic: tries of random rows against brute force."""
 
-import threading
-from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from rows import each_row
 
-from rlx.learner.pack import (
-    RankMicroBatches,
-    _count_common_prefix,
-    collate_trees,
-    distribute_trees,
-    pack_trees,
-)
+from rlx.learner.distributed import Ranks
+from rlx.learner.pack import RankMicroBatches, pack_rows
+
+
+def build_batch(rows, learned):
+    """Token ids, token mask and wanted tokens of rows, each wanted from a position on."""
+    width = max(map(len, rows))
+    ids = torch.tensor([row + [0] * (width - len(row)) for row in rows])
+    column = torch.arange(width)
+    is_token = column < torch.tensor([[len(row)] for row in rows])
+    return ids, is_token, is_token & (column >= torch.tensor(learned)[:, None])
 
 
 @st.composite
@@ -24,221 +26,205 @@ def batches(draw):
     rows = draw(
         st.lists(st.lists(st.integers(1, 3), min_size=2, max_size=7), min_size=1, max_size=9)
     )
-    trees = draw(st.lists(st.integers(0, 2), min_size=len(rows), max_size=len(rows)))
-    width = max(map(len, rows)) + draw(st.integers(0, 2))
-    token_ids = torch.tensor([row + [0] * (width - len(row)) for row in rows])
-    is_token = torch.tensor([[i < len(row) for i in range(width)] for row in rows])
-    chance = draw(st.lists(st.booleans(), min_size=len(rows) * width, max_size=len(rows) * width))
-    want = torch.tensor(chance).reshape(len(rows), width) & is_token
+    ids, is_token, _ = build_batch(rows, [0] * len(rows))
+    more = draw(st.integers(0, 2))
+    ids, is_token = (torch.nn.functional.pad(t, (0, more)) for t in (ids, is_token))
+    chance = draw(st.lists(st.booleans(), min_size=ids.numel(), max_size=ids.numel()))
+    want = torch.tensor(chance).view(ids.shape) & is_token
     want[:, 0] = False
-    return token_ids, is_token, torch.tensor(trees), want
+    return ids, is_token, want
 
 
-def path(tree, node):
+def path(packed, node):
     """Tokens from the root to a node, by following `ends` upwards."""
-    ancestors = [j for j in range(node + 1) if node < tree.ends[j]]
-    return tree.token_ids[ancestors].tolist()
+    ancestors = [j for j in range(node + 1) if node < packed.ends[j]]
+    assert packed.positions[ancestors].tolist() == list(range(len(ancestors)))
+    return packed.token_ids[ancestors].tolist()
 
 
-def prefixes(rows):
+def prefixes(batch):
+    ids, is_token, want = batch
+    rows = [ids[b, is_token[b]].tolist() for b in want.any(dim=1).nonzero()[:, 0].tolist()]
     return {tuple(row[: n + 1]) for row in rows for n in range(len(row))}
 
 
-def rows_of(batch, numbers):
-    token_ids, is_token, *_ = batch
-    return [token_ids[b, is_token[b]].tolist() for b in numbers]
+def places(packed):
+    return list(zip(packed.rows.tolist(), packed.columns.tolist(), strict=True))
 
 
-@given(batches())
-def test_every_wanted_token_is_predicted_from_the_token_before_it(batch):
-    token_ids, is_token, tree_ids, want = batch
-    found = []
-    for tree in pack_trees(token_ids, is_token, tree_ids, want, limit=1000):
-        for at, row, column in zip(tree.at, tree.rows, tree.columns, strict=True):
-            assert path(tree, int(at)) == token_ids[row, :column].tolist()
-            found.append((int(row), int(column)))
-    assert sorted(found) == [tuple(place) for place in want.nonzero().tolist()]
+def share(batch, limit=1000, rank=0, ranks=1, merge=True):
+    rows = SimpleNamespace(token_ids=batch[0], is_token=batch[1])
+    here = Ranks(rank, ranks, torch.device("cpu"))
+    return RankMicroBatches(rows, batch[2], limit, here, merge=merge)
 
 
-@given(batches())
-def test_every_prefix_is_one_node(batch):
-    token_ids, is_token, tree_ids, want = batch
-    packed = pack_trees(token_ids, is_token, tree_ids, want, limit=1000)
-    by_tree = {}
-    for b in want.any(dim=1).nonzero()[:, 0].tolist():
-        by_tree.setdefault(int(tree_ids[b]), []).append(b)
-    assert len(packed) == len(by_tree)
-    for tree, number in zip(packed, sorted(by_tree), strict=True):
-        expected = prefixes(rows_of(batch, by_tree[number]))
-        nodes = [tuple(path(tree, i)) for i in range(len(tree))]
-        assert set(nodes) == expected
-        assert len(nodes) == len(expected)
-        assert tree.depths.tolist() == [len(node) - 1 for node in nodes]
-
-
-@given(batches())
-def test_a_node_is_an_ancestor_exactly_when_its_path_begins_the_other(batch):
-    for tree in pack_trees(*batch, limit=1000):
-        nodes = [path(tree, i) for i in range(len(tree))]
-        for j, above in enumerate(nodes):
-            for i, below in enumerate(nodes):
-                is_ancestor = j <= i and i < int(tree.ends[j])
-                assert is_ancestor == (below[: len(above)] == above)
-
-
-@given(batches(), st.integers(1, 12))
-def test_a_cut_loses_nothing_and_keeps_the_limit(batch, limit):
-    token_ids, _, _, want = batch
-    places = []
-    trees = pack_trees(*batch, limit=limit)
-    whole = [row for tree in trees for row in tree.rows.unique().tolist()]
-    assert len(whole) == len(set(whole)), "a row's one ratio needs all of its tokens together"
-    for tree in trees:
-        assert len(tree) <= limit or len(tree.rows.unique()) == 1
-        for at, row, column in zip(tree.at, tree.rows, tree.columns, strict=True):
-            assert path(tree, int(at)) == token_ids[row, :column].tolist()
-            places.append((int(row), int(column)))
-    assert sorted(places) == [tuple(place) for place in want.nonzero().tolist()]
-
-
-@given(*(st.lists(st.integers(0, 1), max_size=8) for _ in range(3)))
-def test_the_common_prefix_of_two_paths_is_that_of_their_tokens_one_by_one(begin, one, other):
-    a, b = (*begin, *one), (*begin, *other)
-    equal = [x == y for x, y in zip(a, b, strict=False)]
-    assert _count_common_prefix(a, b) == [*equal, False].index(False)
-
-
-def test_nothing_wanted_packs_nothing():
-    ids = torch.tensor([[1, 2]])
-    want = torch.zeros(1, 2, dtype=torch.bool)
-    assert pack_trees(ids, ids > 0, torch.tensor([0]), want, limit=10) == []
-
-
-def test_two_turns_are_computed_once():
-    """A prompt of 4, two answers of 3, a question of 2 and two confidences of 1 below each."""
-    rows = [[1, 1, 1, 1, a, a, a] for a in (2, 3)]
-    rows += [[*row, 8, 8, c] for row in rows for c in (5, 6)]
-    width = max(map(len, rows))
-    ids = torch.tensor([row + [0] * (width - len(row)) for row in rows])
-    want = torch.zeros_like(ids, dtype=torch.bool)
-    want[:2, 4:7] = True
-    want[2:, 9] = True
-    (tree,) = pack_trees(ids, ids > 0, torch.zeros(6, dtype=torch.int64), want, limit=100)
-    assert len(tree) == 4 + 2 * (3 + 2 + 2)
-    assert len(tree.at) == 2 * 3 + 4
-
-
-# Micro-batches -----------------------------------------------------------------------------------
-
-
-def tree_of(length):
-    (tree,) = pack_trees(
-        torch.ones(1, length, dtype=torch.int64),
-        torch.ones(1, length, dtype=torch.bool),
-        torch.zeros(1, dtype=torch.int64),
-        torch.arange(length)[None] == length - 1,
-        limit=1000,
-    )
-    return tree
-
-
-lengths = st.lists(st.integers(2, 30), min_size=1, max_size=14)
-
-
-@given(lengths, st.integers(1, 5), st.integers(1, 80), st.booleans())
-def test_every_tree_is_dealt_once_in_equally_many_micro_batches(lengths, ranks, limit, padded):
-    trees = [tree_of(n) for n in lengths]
-    shares = distribute_trees(trees, ranks, limit, padded=padded)
-    dealt = [id(tree) for share in shares for batch in share for tree in batch]
-    assert sorted(dealt) == sorted(map(id, trees))
-    assert len(shares) == ranks
-    assert len({len(share) for share in shares}) == 1
-    assert any(share[-1] for share in shares), "a micro-batch that is empty on every rank"
-    for batch in (batch for share in shares for batch in share if len(batch) > 1):
-        longest, tokens = max(map(len, batch)), sum(map(len, batch))
-        assert (longest * len(batch) if padded else tokens) <= limit
-
-
-@given(lengths, st.integers(1, 5))
-def test_ranks_are_loaded_alike(lengths, ranks):
-    shares = distribute_trees([tree_of(n) for n in lengths], ranks, 1000)
-    loads = [sum(len(tree) for batch in share for tree in batch) for share in shares]
-    assert max(loads) - min(loads) <= max(lengths)
-
-
-@given(batches())
-def test_one_after_the_other_each_token_sees_its_own_ancestors_alone(batch):
-    trees = pack_trees(*batch, limit=6)
-    if not trees:
-        return
-    packed = collate_trees(trees, batch[0])
-    assert len(packed) == sum(map(len, trees))
-    node = torch.arange(len(packed))
-    sees = (node <= node[:, None]) & (node[:, None] < packed.ends)
-    for source, row, column in zip(packed.sources, packed.rows, packed.columns, strict=True):
-        seen = sees[source].nonzero()[:, 0]
-        assert packed.token_ids[seen].tolist() == batch[0][row, :column].tolist()
-        assert packed.positions[seen].tolist() == list(range(int(column)))
+@given(batches(), st.booleans())
+def test_every_wanted_token_is_predicted_from_the_tokens_before_it(batch, merge):
+    packed = pack_rows(*batch, merge=merge)
+    for at, (row, column) in zip(packed.sources.tolist(), places(packed), strict=True):
+        assert path(packed, at) == batch[0][row, :column].tolist()
+    assert sorted(places(packed)) == [tuple(place) for place in batch[2].nonzero().tolist()]
     assert torch.equal(packed.targets, batch[0][packed.rows, packed.columns])
 
 
 @given(batches())
-def test_without_merging_every_row_is_a_tree(batch):
-    token_ids, is_token, _, want = batch
-    trees = pack_trees(*batch, limit=6, merge=False)
-    assert len(trees) == int(want.any(dim=1).sum())
-    for tree in trees:
-        (row,) = tree.rows.unique().tolist()
-        assert tree.token_ids.tolist() == token_ids[row, is_token[row]].tolist()
-        assert torch.equal(tree.columns, want[row].nonzero()[:, 0])
+def test_every_prefix_of_any_row_is_one_node(batch):
+    if not batch[2].any():
+        return
+    packed = pack_rows(*batch)
+    nodes = [tuple(path(packed, i)) for i in range(len(packed))]
+    assert len(nodes) == len(set(nodes))
+    assert set(nodes) == prefixes(batch)
+
+
+@given(batches())
+def test_a_node_is_an_ancestor_exactly_when_its_path_begins_the_other(batch):
+    packed = pack_rows(*batch)
+    nodes = [path(packed, i) for i in range(len(packed))]
+    for j, above in enumerate(nodes):
+        for i, below in enumerate(nodes):
+            is_ancestor = j <= i and i < int(packed.ends[j])
+            assert is_ancestor == (below[: len(above)] == above)
+
+
+@given(batches())
+def test_without_merging_every_row_is_a_trie_and_the_longest_is_first(batch):
+    ids, is_token, want = batch
+    packed = pack_rows(*batch, merge=False)
+    rows = list(dict.fromkeys(packed.rows.tolist()))
+    lengths = is_token.sum(dim=1)[rows].tolist()
+    assert sorted(rows) == want.any(dim=1).nonzero()[:, 0].tolist()
+    assert lengths == sorted(lengths, reverse=True)
+    if rows:
+        assert torch.equal(packed.token_ids, torch.cat([ids[b, is_token[b]] for b in rows]))
+        assert packed.positions.tolist() == [n for length in lengths for n in range(length)]
+
+
+SYSTEM = [9] * 4
+TREES = {
+    "one prefix for all": ([[*SYSTEM, 1], [*SYSTEM, 2], [*SYSTEM, 3]], 4 + 3 * (1 + 2 * 2)),
+    "prefixes of several lengths": (
+        [[*SYSTEM, 1, 1], [*SYSTEM, 1, 2], [*SYSTEM[:2], 3]],
+        4 + 1 + 2 + 1 + 3 * 2 * 2,
+    ),
+    "nothing in common": ([[1, 7], [2, 7], [3, 7]], 3 * (2 + 2 * 2)),
+    "a prompt that is the prefix": ([SYSTEM, [*SYSTEM, 1]], 4 + 1 + 2 * 2 * 2),
+    "the same prompt twice": ([SYSTEM, SYSTEM], 4 + 2 * 2 * 2),
+}
+"""Prompts of trees, each with two answers of two tokens of its own, and the tokens computed."""
+
+
+def test_tokens_are_counted_once_whichever_trees_share_them():
+    found, expected = {}, {}
+    for name, (prompts, count) in TREES.items():
+        rows = [[*p, 10 + 2 * n + k, 5] for n, p in enumerate(prompts) for k in range(2)]
+        batch = build_batch(rows, [len(p) for p in prompts for _ in range(2)])
+        found[name] = share(batch).computed_tokens, len(pack_rows(*batch))
+        expected[name] = count, count
+    assert found == expected
+
+
+def test_two_turns_below_one_system_prompt_are_computed_once():
+    """A system prompt of 4; two problems of 3; two answers of 3, a question of 2 and two
+    confidences of 1 below each."""
+    answers = [[*SYSTEM, p, p, p, a, a, a] for p in (1, 2) for a in (3, 4)]
+    rows = answers + [[*row, 8, 8, c] for row in answers for c in (5, 6)]
+    packed = pack_rows(*build_batch(rows, [7] * 4 + [12] * 8))
+    assert len(packed) == 4 + 2 * (3 + 2 * (3 + 2 + 2))
+    assert len(packed.targets) == 4 * 3 + 8
+    assert packed.ends[:4].tolist() == [len(packed)] * 4
+    assert packed.positions.tolist()[:13] == list(range(13))
+
+
+def test_an_agent_whose_history_begins_anew_has_several_roots():
+    rows = [[1, 2, 3, 4], [1, 2, 3, 5], [6, 2, 3], [6, 2, 4]]
+    packed = pack_rows(*build_batch(rows, [2] * 4))
+    assert packed.token_ids.tolist() == [1, 2, 3, 4, 5, 6, 2, 3, 4]
+    assert packed.positions.tolist() == [0, 1, 2, 3, 3, 0, 1, 2, 2]
+    assert packed.ends.tolist() == [5, 5, 5, 4, 5, 9, 9, 8, 9]
+    assert packed.sources.tolist() == [1, 2, 1, 2, 6, 6]
+    assert places(packed) == [(0, 2), (0, 3), (1, 2), (1, 3), (2, 2), (3, 2)]
+
+
+def test_what_nobody_wants_is_not_packed():
+    ids, is_token, want = build_batch([[1, 2], [3, 4]], [1, 2])
+    assert pack_rows(ids, is_token, want).token_ids.tolist() == [1, 2]
+    nothing = share((ids, is_token, torch.zeros_like(want)))
+    assert (len(nothing), nothing.computed_tokens, nothing.row_tokens) == (0, 0, 0)
 
 
 def test_an_empty_micro_batch_is_one_token_that_predicts_nothing():
-    packed = collate_trees([], torch.ones(2, 3, dtype=torch.int64))
-    assert len(packed) == 1
+    ids = torch.ones(2, 3, dtype=torch.int64)
+    packed = pack_rows(ids, ids > 0, ids > 1)
+    assert packed.token_ids.tolist() == packed.positions.tolist() == [0]
     assert packed.ends.tolist() == [1]
-    assert len(packed.sources) == len(packed.targets) == 0
+    assert len(packed.sources) == len(packed.targets) == len(packed.branches.at) == 0
 
 
-@each_row("limit", [1, 7])
-def test_a_tree_longer_than_the_limit_is_a_micro_batch_of_its_own(limit):
-    shares = distribute_trees([tree_of(9), tree_of(8)], 1, limit)
-    assert [len(batch) for batch in shares[0]] == [1, 1]
+# Micro-batches of ranks --------------------------------------------------------------------------
 
 
-class ThreadRanks:
-    """Ranks that are threads of this process, one of which calls."""
-
-    device = torch.device("cpu")
-
-    def __init__(self, rank, count, meeting, told):
-        self.rank, self.count, self._meeting, self._told = rank, count, meeting, told
-
-    def gather(self, item):
-        self._told[self.rank] = item
-        self._meeting.wait()
-        return list(self._told)
+def count_tokens(batch, packed, merge):
+    """Tokens that a form computes for a micro-batch, by brute force."""
+    rows = packed.rows.unique()
+    if merge:
+        only = torch.zeros_like(batch[2]).index_copy(0, rows, batch[2][rows])
+        return len(prefixes((batch[0], batch[1], only)))
+    lengths = batch[1].sum(dim=1)[rows]
+    return int(lengths.max()) * len(rows) if len(rows) else 0
 
 
-@given(batches(), st.integers(1, 4), st.integers(2, 12), st.booleans())
-def test_ranks_that_pack_a_part_each_share_what_one_would_have_dealt(batch, count, limit, merge):
-    rows = SimpleNamespace(**dict(zip(("token_ids", "is_token", "tree_ids"), batch, strict=False)))
-    meeting, told = threading.Barrier(count), [None] * count
+@given(batches(), st.integers(1, 4), st.integers(1, 14), st.booleans())
+def test_ranks_share_all_rows_in_equally_many_micro_batches(batch, count, limit, merge):
+    shares = [share(batch, limit, rank, count, merge) for rank in range(count)]
+    dealt = [packed for one in shares for packed in one]
+    assert len({len(one) for one in shares}) == 1
+    found = [place for packed in dealt for place in places(packed)]
+    assert sorted(found) == [tuple(place) for place in batch[2].nonzero().tolist()]
+    rows = [row for packed in dealt for row in packed.rows.unique().tolist()]
+    assert len(rows) == len(set(rows)), "a row's one ratio needs all of its tokens together"
+    for packed in dealt:
+        tokens = count_tokens(batch, packed, merge)
+        assert tokens <= limit or len(packed.rows.unique()) == 1
+        for at, (row, column) in zip(packed.sources.tolist(), places(packed), strict=True):
+            assert path(packed, at) == batch[0][row, :column].tolist()
+    computed = sum(len(packed) for packed in dealt if len(packed.targets))
+    assert {one.computed_tokens for one in shares} == {computed}
+    if len(shares[0]):
+        assert any(len(list(one)[-1].targets) for one in shares), "a round without any row"
 
-    def take_share(rank):
-        ranks = ThreadRanks(rank, count, meeting, told)
-        return RankMicroBatches(rows, batch[3], limit, ranks, merge=merge)
 
-    with ThreadPoolExecutor(count) as threads:
-        shares = list(threads.map(take_share, range(count)))
-    trees = pack_trees(*batch, limit=limit, merge=merge)
-    assert {share.computed_tokens for share in shares} == {sum(map(len, trees))}
-    if not trees:
-        assert [len(share) for share in shares] == [0] * count
-        return
-    expected = distribute_trees(trees, count, limit, padded=not merge)
-    for share, dealt in zip(shares, expected, strict=True):
-        for found, together in zip(share, dealt, strict=True):
-            wanted = collate_trees(together, batch[0])
-            for name in ("token_ids", "positions", "ends", "sources", "rows", "columns"):
-                assert torch.equal(getattr(found, name), getattr(wanted, name)), name
+DEALT = {
+    (1000, 1): [[4 + 6 * (1 + 2)]],
+    (1000, 2): [[4 + 3 * 3], [4 + 3 * 3]],
+    (1000, 4): [[4 + 2 * 3], [4 + 2 * 3], [4 + 2 * 3], [1]],
+    (13, 1): [[4 + 3 * 3, 4 + 3 * 3]],
+    (12, 1): [[4 + 2 * 3] * 3],
+    (12, 2): [[10, 10], [10, 1]],
+    (7, 2): [[7, 7, 7], [7, 7, 7]],
+    (1, 2): [[7, 7, 7], [7, 7, 7]],
+}
+"""By limit and ranks: tokens of every micro-batch of every rank, of six rows of a prefix of 4, a
+token of the problem and two of the answer; 1 is a filler."""
+
+
+def test_a_prefix_is_computed_once_in_every_micro_batch_and_ranks_are_loaded_alike():
+    batch = build_batch([[*SYSTEM, n, 5, 5] for n in range(1, 7)], [5] * 6)
+    found = {
+        (limit, ranks): [
+            [len(packed) for packed in share(batch, limit, rank, ranks)] for rank in range(ranks)
+        ]
+        for limit, ranks in DEALT
+    }
+    assert found == DEALT
+    for limit, ranks in DEALT:
+        real = sum(n for one in DEALT[limit, ranks] for n in one if n > 1)
+        assert share(batch, limit, 0, ranks).computed_tokens == real
+        assert share(batch, limit, 0, ranks).row_tokens == 6 * 7
+
+
+@pytest.mark.parametrize(("count", "tokens"), [(2, [[16], [16]]), (4, [[8], [8], [8], [8]])])
+def test_padded_rows_of_ranks_are_cut_by_what_their_padding_costs(count, tokens):
+    batch = build_batch([[1] * n for n in (8, 8, 4, 4, 4, 4)], [1] * 6)
+    shares = [share(batch, 16, rank, count, merge=False) for rank in range(count)]
+    assert [[len(packed) for packed in one] for one in shares] == tokens

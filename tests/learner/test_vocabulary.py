@@ -10,7 +10,7 @@ from rows import each_row
 from rlx.kl import kl_terms
 from rlx.learner import PackedPolicy, Ranks, forward
 from rlx.learner.forward import choose_form, choose_logits
-from rlx.learner.pack import Branches, collate_trees, pack_trees
+from rlx.learner.pack import Branches, pack_rows
 from rlx.learner.terms import compute_token_logprobs
 from rlx.spec import RunnerSpec
 
@@ -82,7 +82,7 @@ def test_large_logits_are_chunked(small_limit, tied):
     module = module_of("Qwen2", tie_word_embeddings=tied)
     whole = copy.deepcopy(module)
     assert choose_logits(module, RunnerSpec(), HERE) == "logits by chunks of 8192 tokens"
-    packed = forward._pack_trial_trees(module)
+    packed = forward._pack_trial_rows(module)
     temperatures = torch.ones(len(packed.targets))
     results = []
     for each in (whole, module):
@@ -113,15 +113,13 @@ def test_models_that_need_whole_logits_say_why(small_limit, kind, options, stage
 
 def test_branches_are_those_of_whole_logits(small_limit):
     module = module_of("Qwen2")
-    ids, is_token, trees, want = forward._build_trial_rows(module)
+    rows = forward._build_trial_rows(module)
     branches = Branches(
         rows=torch.tensor([0, 1, 1]),
         starts=torch.tensor([33, 36, 36]),
         tokens=((5,), (6, 7), (8,)),
     )
-    packed = collate_trees(
-        pack_trees(ids, is_token, trees, want, ids.numel(), branches=branches), ids
-    )
+    packed = pack_rows(*rows, branches=branches)
     temperatures = torch.ones(len(packed.targets)), torch.full((len(packed.branches.at),), 0.7)
     expected = module(packed, *temperatures, learns_entropy=True)
     choose_logits(module, RunnerSpec(), HERE)

@@ -80,6 +80,19 @@ def test_what_is_sampled_but_not_trained_on_is_in_the_budget(plan):
     assert again.shared == greedy.shared == plain.shared
 
 
+def test_what_all_prompts_begin_with_is_counted_once(plan):
+    bare = plan("countdown").phases[0].tokens
+    told = plan("countdown", "rollout.system=1 2 3 4 5 6 7 8").phases[0].tokens
+    (before,), (after,) = bare.levels, told.levels
+    added = after.opening - before.opening
+    assert added >= 8
+    assert told.common - bare.common == added
+    for one, other in zip(told.shared, bare.shared, strict=True):
+        assert one - other == pytest.approx(added)
+    for one, other in zip(told.rows, bare.rows, strict=True):
+        assert one - other == pytest.approx(added * after.turns)
+
+
 def test_a_reference_is_counted_by_its_own_size(plan):
     own = (
         plan(

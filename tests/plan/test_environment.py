@@ -170,7 +170,7 @@ def test_tokens_of_a_step_are_those_of_its_rollouts(games):
     tokens = phase.tokens
     assert tokens.sampled[0] == pytest.approx(policy)
     assert tokens.rows[0] == pytest.approx(whole)
-    assert tokens.shared[0] == pytest.approx(whole - again)
+    assert tokens.shared[0] == pytest.approx(whole - again - (PROMPTS - 1) * tokens.common)
     assert [level.kind for level in tokens.levels] == [
         *("turn 1", "turn 2", "turn 3", "forced answer")
     ]

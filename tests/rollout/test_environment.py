@@ -6,6 +6,7 @@ from typing import ClassVar
 
 import hypothesis.strategies as st
 import pytest
+from benchmarks.waiting import World, measure_waiting
 from hypothesis import given
 from rows import each_row
 from speech import END, Characters, Hashing
@@ -353,6 +354,9 @@ class Failing:
     def step(self, calls):
         return self._some("step", calls, self.game.step(calls))
 
+    def release(self, states):
+        self.game.release(states)
+
     def _some(self, what, calls, given):
         if what != self.what:
             return given
@@ -456,3 +460,31 @@ def test_a_plan_with_an_environment_needs_a_host():
         sample_rollout_trees(
             build_rollout_plan(spec()), [problem("a")], [1], Hashing(TEXTS), Characters()
         )
+
+
+# Two queues --------------------------------------------------------------------------------------
+
+
+def test_a_slow_tenth_costs_a_step_its_share_of_waiting():
+    """In seconds of a clock that the test moves: 10 turns of 64 dialogues, of 1 or 10 s."""
+    model = measure_waiting("none", None).seconds
+    lockstep, queues = (measure_waiting("calls", patience) for patience in (None, 0.2))
+    assert lockstep.batches == 10
+    assert lockstep.seconds == pytest.approx(10 * 10 + model)
+    assert queues.seconds <= 1.3 * (queues.longest + model)
+    assert queues.seconds < lockstep.seconds / 1.5
+    assert queues.trees == lockstep.trees, "the order of answers changes no dialogue"
+    slow = measure_waiting("dialogues", 0.2)
+    assert slow.longest == 100
+    assert slow.seconds <= 1.3 * (slow.longest + model)
+
+
+def test_without_patience_a_batch_waits_for_every_dialogue():
+    """So that batches do not depend on time, and a resumed run has the same numbers."""
+    session = Hashing(TEXTS)
+    usual = grown("abcd", range(4), session)
+    world = World("calls", None)
+    world.host = LocalHost(Game())
+    other = Hashing(TEXTS)
+    assert grown("abcd", range(4), other, world) == usual
+    assert other.calls == session.calls

@@ -16,7 +16,7 @@ from rows import each_row
 
 from rlx.learner import PackedPolicy, Ranks
 from rlx.learner.forward import choose_form
-from rlx.learner.pack import collate_trees, pack_trees
+from rlx.learner.pack import pack_rows
 from rlx.model import ChatDialogue, build_policy, copy_model
 from rlx.rollout import CompletionRequest
 from rlx.sampler import SamplingEngine, TransformersSampler
@@ -134,10 +134,7 @@ def test_log_likelihoods_are_those_of_the_learner(words):
     padded = torch.tensor([own + [0] * (width - len(own)) for own in ids])
     is_token = torch.arange(width) < torch.tensor([[len(own)] for own in ids])
     wanted = is_token & (torch.arange(width) > 0)
-    packs = pack_trees(
-        padded, is_token, torch.zeros(len(ids)), wanted, 1000, merge=module.form.merges
-    )
-    packed = collate_trees(packs, padded)
+    packed = pack_rows(padded, is_token, wanted, merge=module.form.merges)
     with torch.no_grad():
         logprobs, _ = module(packed, torch.ones(len(packed.targets)))
     own = torch.zeros(padded.shape)

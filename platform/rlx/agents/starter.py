@@ -20,7 +20,14 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
-from rlx.descendants import adopt_orphans, die_with_parent, kill_descendants, reap_orphans
+from rlx.descendants import (
+    adopt_orphans,
+    die_with_parent,
+    kill_descendants,
+    kill_processes,
+    list_descendants,
+    reap_orphans,
+)
 from rlx.plugin_files import KeptPlugin
 
 OUTPUT, PROBLEM, FOLDER = "output.txt", "problem.json", "work"
@@ -104,7 +111,7 @@ class _Starter:
             del self._running[pid]
             self._write_report(number=number, code=os.waitstatus_to_exitcode(status))
         if not self._running:
-            reap_orphans(0)
+            reap_orphans()
 
     def _write_report(self, **report: Any) -> None:
         os.write(self._reports, json.dumps(report).encode() + b"\n")
@@ -112,17 +119,11 @@ class _Starter:
 
 def _kill_program(pid: int) -> None:
     """Kills a program with its group and all that it started and is still below it."""
-    import psutil
-
-    below: list[psutil.Process] = []
-    with suppress(psutil.Error):
-        below = psutil.Process(pid).children(recursive=True)
+    below = list_descendants(pid)
     for kill in (os.kill, os.killpg):  # it may not have its group yet
         with suppress(ProcessLookupError, PermissionError):
             kill(pid, signal.SIGKILL)
-    for process in below:
-        with suppress(psutil.Error):
-            process.kill()
+    kill_processes(below)
 
 
 def _become_program(

@@ -1,14 +1,14 @@
-"""Ways (forms) to run the model on packed trees; `choose_form` picks the fastest one that works.
+"""Ways (forms) to run the model on packed rows; `choose_form` picks the fastest one that works.
 
 All forms compute the same outputs. There is one per kind of device: block-sparse flex attention on
-a GPU, attention in blocks of tokens on a CPU. A model that admits no mask of ours reads the trunk
-of each tree once and continues its KV cache with gradient. Plain rows, without sharing, judge all.
+a GPU, attention in blocks of tokens on a CPU. A model that admits no mask of ours reads what rows
+share once and continues its KV cache with gradient. Plain rows, without sharing, judge all.
 
 A form turns a micro-batch into calls of the model. The number of calls must not depend on the
 micro-batch, since under ZeRO stage 3 every call gathers weights from all ranks.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, ClassVar, Protocol
@@ -153,7 +153,7 @@ def _compute_packed_attention(
     Raises:
         ValueError: the model requests something other than plain attention.
     """
-    if rlx_layout is None:  # the model is not called on packed trees
+    if rlx_layout is None:  # the model is not called on packed rows
         output, _ = sdpa_attention_forward(
             module, query, key, value, attention_mask, scaling=scaling, **others
         )
@@ -235,11 +235,11 @@ class OutputReader(Protocol):
 
 
 class ForwardForm(Protocol):
-    """A way to compute packed trees.
+    """A way to compute packed rows.
 
     Attributes:
         name: name in the run's record.
-        merges: whether shared prefixes are computed once; otherwise every row is its own tree.
+        merges: whether shared prefixes are computed once; otherwise every row is its own trie.
         attention: transformers' name of the attention; None for the model's default.
     """
 
@@ -311,11 +311,16 @@ class FlexForm:
         )
 
 
-class CachedForm:
-    """Reads the trunk that all rows of a tree share first, then continues its KV cache with the
-    branches; gradients flow through the cache.
+LEVELS = 3
+"""Calls of a cache with gradient: what all rows share, then, of each part below it, what all of its
+rows share, such as a prompt, and then the rest."""
 
-    Works with the model's own attention, and also computes prefixes shared between branches once.
+
+class CachedForm:
+    """Reads a trie level by level, each of which continues the KV cache of the level above;
+    gradients flow through the cache.
+
+    Works with the model's own attention, and also computes prefixes shared in the last level once.
     """
 
     name: ClassVar[str] = "a cache with gradient"
@@ -324,35 +329,30 @@ class CachedForm:
 
     def __call__(self, read: OutputReader, packed: PackedBatch) -> Tensor:
         """See `ForwardForm`."""
-        trunks, branches = _split_trunk_branches(packed)
-        device, in_trunk = packed.ends.device, trunks.contains_tokens(packed.sources)
-        cache = DynamicCache()
-        ids, positions, _ = trunks.build_rectangle(packed)
-        above = read(
-            trunks.locate_tokens(packed.sources[in_trunk]),
-            input_ids=ids,
-            position_ids=positions,
-            past_key_values=cache,
-            use_cache=True,
-        )
-        cache.batch_select_indices(branches.parents.to(device))
-        ids, positions, own = branches.build_rectangle(packed)
-        length = trunks.lengths[branches.parents].to(device)
-        seen = torch.arange(int(trunks.lengths.max()), device=device) < length[:, None]
-        seen = seen[:, None, None, :].expand(-1, -1, own.shape[2], -1)
-        columns = torch.arange(seen.shape[-1], device=device).expand(len(ids), -1)
-        below = read(
-            branches.locate_tokens(packed.sources[~in_trunk]),
-            input_ids=ids,
-            position_ids=positions,
-            visible=torch.cat([seen, own], dim=-1),
-            queries=positions,
-            keys=torch.cat([columns, positions], dim=1),
-            past_key_values=cache,
-            use_cache=True,
-        )
-        order = torch.cat([in_trunk.nonzero()[:, 0], (~in_trunk).nonzero()[:, 0]])
-        return torch.cat([above, below]).index_select(0, order.argsort())
+        cache, device = DynamicCache(), packed.ends.device
+        unread = torch.ones_like(packed.sources, dtype=torch.bool)
+        outputs, order = [], []
+        visible = keys = torch.zeros(0)  # which columns the cache has, and their positions
+        for level, runs in enumerate(_split_levels(packed)):
+            ids, positions, own = runs.build_rectangle(packed)
+            real = (torch.arange(ids.shape[1]) < runs.lengths[:, None])[:, None].to(device)
+            masked: dict[str, Tensor] = {}
+            if level == 0:  # chains without padding on the left: the model's own mask is right
+                visible, keys = real, positions
+            else:
+                parents = runs.parents.to(device)
+                cache.batch_select_indices(parents)
+                above = visible[parents].expand(-1, ids.shape[1], -1)
+                keys = torch.cat([keys[parents], positions], dim=1)
+                masked["visible"] = torch.cat([above, own[:, 0]], dim=-1)[:, None]
+                masked |= {"queries": positions, "keys": keys}
+                visible = torch.cat([visible[parents], real], dim=-1)
+            here = (unread & runs.contains_tokens(packed.sources)).nonzero()[:, 0]
+            at, unread[here] = runs.locate_tokens(packed.sources[here]), False
+            ask = {"input_ids": ids, "position_ids": positions, **masked}
+            outputs.append(read(at, **ask, past_key_values=cache, use_cache=True))
+            order.append(here)
+        return torch.cat(outputs).index_select(0, torch.cat(order).argsort())
 
 
 class PlainForm:
@@ -364,7 +364,7 @@ class PlainForm:
 
     def __call__(self, read: OutputReader, packed: PackedBatch) -> Tensor:
         """See `ForwardForm`."""
-        rows = _find_tree_runs(packed)
+        rows = _find_tries(packed)
         ids, _, _ = rows.build_rectangle(packed)
         # Padding is on the right and attention is causal, so no real token attends to it. Its
         # positions continue: transformers would treat a restart as another packed sequence and
@@ -384,7 +384,7 @@ class _TokenRuns:
 
     Attributes:
         starts, lengths: `[N]`, on the CPU, in order.
-        parents: `[N]`, the trunk that each branch continues.
+        parents: `[N]`, the run of the level above that each continues.
     """
 
     starts: Tensor
@@ -420,33 +420,54 @@ class _TokenRuns:
         return packed.token_ids[token], packed.positions[token], sees[:, None]
 
 
-def _find_tree_runs(packed: PackedBatch) -> _TokenRuns:
-    """Returns the trees of a micro-batch as runs."""
+def _find_tries(packed: PackedBatch) -> _TokenRuns:
+    """Returns the tries of a micro-batch as runs."""
     starts = (packed.positions == 0).nonzero()[:, 0].cpu()
     lengths = torch.cat([starts[1:], torch.tensor([len(packed)])]) - starts
-    return _TokenRuns(starts, lengths, torch.arange(len(starts)))
+    return _TokenRuns(starts, lengths, torch.zeros_like(starts))
 
 
-def _split_trunk_branches(packed: PackedBatch) -> tuple[_TokenRuns, _TokenRuns]:
-    """Returns the trunk of every tree, which all of its rows share, and the branches from it.
+def _split_levels(packed: PackedBatch) -> Iterator[_TokenRuns]:
+    """Yields the runs of `LEVELS` levels: of each part of a trie its trunk, which all of the part's
+    paths share, then the parts below it. The last level has whole parts.
 
-    If there are no branches at all, the first token serves as a dummy branch.
+    A level without any run has the first token as a dummy.
     """
-    trees, ends = _find_tree_runs(packed), packed.ends.cpu()
-    trunks: list[int] = []
-    branches: list[tuple[int, int, int]] = []
-    for tree, (start, length) in enumerate(
-        zip(trees.starts.tolist(), trees.lengths.tolist(), strict=True)
-    ):
-        stop = start + length
-        trunk = int((ends[start:stop] == stop).to(torch.int8).cumprod(dim=0).sum())
-        trunks.append(trunk)
-        at = start + trunk
-        while at < stop:
-            branches.append((at, int(ends[at]) - at, tree))
-            at = int(ends[at])
-    starts, lengths, parents = torch.tensor(branches or [(0, 1, 0)]).T.contiguous()
-    return (
-        _TokenRuns(trees.starts, torch.tensor(trunks), trees.parents),
-        _TokenRuns(starts, lengths, parents),
-    )
+    ends, tries = packed.ends.tolist(), _find_tries(packed)
+    parts = [(start, ends[start], 0) for start in tries.starts.tolist()]
+    for _ in range(LEVELS - 1):
+        trunks = [(start, _find_trunk_end(ends, start), parent) for start, _, parent in parts]
+        yield _build_runs(trunks)
+        stops = [stop for _, stop, _ in parts]
+        parts = []
+        for run, ((_, at, _), stop) in enumerate(zip(trunks, stops, strict=True)):
+            while at < stop:
+                parts.append((at, ends[at], run))
+                at = ends[at]
+    yield _build_runs(_join_siblings(parts))
+
+
+def _find_trunk_end(ends: Sequence[int], start: int) -> int:
+    """Returns the first token after `start` that not all paths below `start` share."""
+    at, stop = start, ends[start]
+    while at < stop and ends[at] == stop:
+        at += 1
+    return at
+
+
+def _join_siblings(parts: Sequence[tuple[int, int, int]]) -> Sequence[tuple[int, int, int]]:
+    """Joins neighbours with the same parent, up to the length of the longest part: padded to it,
+    they are computed together for the price of one."""
+    longest = max((stop - start for start, stop, _ in parts), default=0)
+    joined: list[tuple[int, int, int]] = []
+    for start, stop, parent in parts:
+        if joined and joined[-1][2] == parent and stop - joined[-1][0] <= longest:
+            start = joined.pop()[0]
+        joined.append((start, stop, parent))
+    return joined
+
+
+def _build_runs(parts: Sequence[tuple[int, int, int]]) -> _TokenRuns:
+    """Makes runs of (start, stop, parent)."""
+    starts, stops, parents = torch.tensor(parts or [(0, 1, 0)]).T.contiguous()
+    return _TokenRuns(starts, stops - starts, parents)

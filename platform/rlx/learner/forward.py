@@ -1,4 +1,4 @@
-"""Modules that compute log-probabilities and values of selected tokens from packed trees, and the
+"""Modules that compute log-probabilities and values of selected tokens from packed rows, and the
 choice of the form in which they run: the fastest that works on this machine.
 """
 
@@ -19,7 +19,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from rlx.errors import SpecError
 from rlx.learner.distributed import Ranks
 from rlx.learner.forms import CachedForm, FlexForm, ForwardForm, GroupedForm, PlainForm
-from rlx.learner.pack import PackedBatch, collate_trees, pack_trees
+from rlx.learner.pack import PackedBatch, pack_rows
 from rlx.learner.terms import CHUNK, compute_token_logprobs
 from rlx.model import (
     build_attention_mask,
@@ -40,7 +40,7 @@ class PackedModule(nn.Module, ABC):
         model: the form may replace its attention.
 
     Attributes:
-        form: how packed trees are computed; set by `use`.
+        form: how packed rows are computed; set by `use`.
     """
 
     form: ForwardForm
@@ -100,7 +100,7 @@ class PackedModule(nn.Module, ABC):
 
 
 class PackedPolicy(PackedModule):
-    """A causal language model on packed trees.
+    """A causal language model on packed rows.
 
     Args:
         model: a transformers model.
@@ -210,7 +210,7 @@ class PackedPolicy(PackedModule):
 
 
 class PackedValues(PackedModule):
-    """A transformer with a value head, on packed trees.
+    """A transformer with a value head, on packed rows.
 
     Args:
         decoder: a transformers model without its language-model head.
@@ -279,10 +279,11 @@ NARROW = 16
 """Maximum width of an attention window in the trial, in tokens: shorter than its rows."""
 
 
-SHAPE = (30, (12, 5, 12), 4, (3, 5))
+SHAPE = (18, 12, (12, 5, 12), 4, (3, 5))
 
 
-"""Tokens of the prompt, of each answer, of the question, and of each confidence."""
+"""Tokens that all prompts begin with, of the rest of a prompt, of each answer, of the question, and
+of each confidence."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -387,7 +388,7 @@ def _compute_trial_logprobs(module: PackedPolicy) -> tuple[Tensor, Tensor]:
     """Returns log-probabilities and entropies of a few trees, and gradients through them."""
     learned = [p for p in module.model.parameters() if p.requires_grad][:4]
     some = next(module.model.parameters())
-    packed = _pack_trial_trees(module).to(some.device)
+    packed = _pack_trial_rows(module).to(some.device)
     temperatures = torch.linspace(0.5, 1.5, len(packed.targets), device=some.device)
     with torch.enable_grad():
         results = torch.cat(module(packed, temperatures, learns_entropy=True))
@@ -450,7 +451,7 @@ def _compute_trial_outputs(module: PackedModule) -> tuple[Tensor, ...]:
     """
     learned = [p for p in module.model.parameters() if p.requires_grad][:4]
     some = next(module.model.parameters())
-    packed = _pack_trial_trees(module)
+    packed = _pack_trial_rows(module)
     with torch.enable_grad():
         outputs = module.outputs(packed.to(some.device))
     width = int(packed.columns.max()) + 1
@@ -463,38 +464,33 @@ def _compute_trial_outputs(module: PackedModule) -> tuple[Tensor, ...]:
     return outputs.detach(), torch.cat([gradient.flatten() for gradient in gradients])
 
 
-def _pack_trial_trees(module: PackedModule) -> PackedBatch:
-    """Packs a few random trees as the module's form wants them."""
-    ids, is_token, trees, want = _build_trial_rows(module)
-    return collate_trees(
-        pack_trees(ids, is_token, trees, want, ids.numel(), merge=module.form.merges), ids
-    )
+def _pack_trial_rows(module: PackedModule) -> PackedBatch:
+    """Packs rows of a few random trees as the module's form wants them."""
+    return pack_rows(*_build_trial_rows(module), merge=module.form.merges)
 
 
-def _build_trial_rows(module: PackedModule) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Returns two-turn rows of two trees: token ids, token mask, tree ids, wanted tokens."""
+def _build_trial_rows(module: PackedModule) -> tuple[Tensor, Tensor, Tensor]:
+    """Returns two-turn rows of two trees: token ids, token mask, wanted tokens."""
     vocabulary = module.model.config.get_text_config().vocab_size
     generator = torch.Generator().manual_seed(0)
 
     def generate_token_ids(count: int) -> list[int]:
         return torch.randint(vocabulary, (count,), generator=generator).tolist()
 
-    prompt, answers, question, confidences = SHAPE
-    rows, trees, learned = [], [], []
+    system, prompt, answers, question, confidences = SHAPE
+    rows, learned = [], []
+    common = generate_token_ids(system)
     for tree in range(2):
-        opening, start = (
-            generate_token_ids(prompt),
-            generate_token_ids(3),
-        )  # answers share a first token too
+        opening = [*common, *generate_token_ids(prompt)]
+        start = generate_token_ids(3)  # answers share a first token too
         for answer in answers:
             answered = [*opening, *start[: tree + 1], *generate_token_ids(answer)]
             context = [*answered, *generate_token_ids(question)]
             rows += [answered, *([*context, *generate_token_ids(count)] for count in confidences)]
-            learned += [prompt, *[len(context)] * len(confidences)]
-            trees += [tree] * (1 + len(confidences))
+            learned += [len(opening), *[len(context)] * len(confidences)]
     width = max(map(len, rows))
     column = torch.arange(width)
     is_token = column < torch.tensor([[len(row)] for row in rows])
     ids = torch.tensor([row + [0] * (width - len(row)) for row in rows])
     want = is_token & (column >= torch.tensor(learned)[:, None])
-    return ids, is_token, torch.tensor(trees), want
+    return ids, is_token, want

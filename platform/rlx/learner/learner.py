@@ -81,7 +81,7 @@ class Learner:
         make_optimizer: builds an optimizer other than AdamW, for benchmarks.
 
     Attributes:
-        chosen: how packed trees are computed, and why.
+        chosen: how packed rows are computed, and why.
     """
 
     def __init__(
@@ -281,11 +281,10 @@ def write_model(
 
 @dataclass(frozen=True, eq=False, slots=True)
 class _Demonstrations:
-    """Rows of tokens, each a tree of its own; see `rlx.learner.pack.TokenRows`."""
+    """Rows of tokens; see `rlx.learner.pack.TokenRows`."""
 
     token_ids: Tensor
     is_token: Tensor
-    tree_ids: Tensor
 
 
 def train_on_demonstrations(
@@ -326,7 +325,7 @@ def train_on_demonstrations(
     for step in range(warm.steps):
         ids, want = batches.build(step)
         want[:, 0] = False  # nothing is before it
-        rows = _Demonstrations(ids, _mark_tokens(want), torch.arange(len(ids)))
+        rows = _Demonstrations(ids, _mark_tokens(want))
         share = RankMicroBatches(rows, want, runner.micro_batch_tokens, ranks, merge=merges)
         loss = _take_step(engine, share, int(want.sum()), batches.compute_rate(step))
         progress(step + 1, warm.steps, sum(ranks.gather(loss)))

@@ -574,22 +574,25 @@ def _iterate_environment_turns(
     sides = tuple(_ScriptedPlayer() for _ in range(plan.players))
     sides[0].opening = plan.opening(problem, dialogue).token_ids
     mover = 0
-    while (side := sides[mover]).number <= plan.last:
-        drawn = derive_seed(seed, "player", mover) if mover else seed
-        text = task.act(problem, side.turns, side.observations, drawn)
-        turn = _encode_turn(dialogue, text, plan)
-        if mover == player:
-            yield _TurnTokens(side.opening, turn)
-        said, spans = _parse_turn(dialogue, turn, plan, side.number)
-        whose = mover if plan.players > 1 else None
-        action = plan.build_action(said, spans, side.number, player=whose)
-        (step,) = host.step([(state, action)])
-        side.turns.append(text)
-        side.last_turn = turn
-        if not isinstance(step, Step) or step.done:
-            return
-        state, mover = step.state, step.player if plan.players > 1 else mover
-        sides[mover].read_observation(step.observation, plan, problem, dialogue)
+    try:
+        while (side := sides[mover]).number <= plan.last:
+            drawn = derive_seed(seed, "player", mover) if mover else seed
+            text = task.act(problem, side.turns, side.observations, drawn)
+            turn = _encode_turn(dialogue, text, plan)
+            if mover == player:
+                yield _TurnTokens(side.opening, turn)
+            said, spans = _parse_turn(dialogue, turn, plan, side.number)
+            whose = mover if plan.players > 1 else None
+            action = plan.build_action(said, spans, side.number, player=whose)
+            (step,) = host.step([(state, action)])
+            side.turns.append(text)
+            side.last_turn = turn
+            if not isinstance(step, Step) or step.done:
+                return
+            state, mover = step.state, step.player if plan.players > 1 else mover
+            sides[mover].read_observation(step.observation, plan, problem, dialogue)
+    finally:
+        host.release([state])
 
 
 @dataclass(slots=True)

@@ -11,7 +11,7 @@ from statistics import mean
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from rlx.rollout import NO_PARENT, EnvironmentPlan
+from rlx.rollout import NO_PARENT, EnvironmentPlan, count_shared
 from rlx.spec import (
     ExperimentSpec,
     Lora,
@@ -249,12 +249,14 @@ class TokenBudget:
         sampled: tokens that the policy samples.
         rows: tokens the learner would process if every row repeated its own context.
         shared: tokens the learner processes, with each shared prefix counted once.
+        common: tokens with which all prompts begin; every rank processes them.
     """
 
     levels: tuple[LevelTokens, ...]
     sampled: tuple[float, float]
     rows: tuple[float, float]
     shared: tuple[float, float]
+    common: int
 
     @property
     def longest(self) -> float:
@@ -268,13 +270,17 @@ def token_budget(setup: "PhaseSetup", trees: "Sequence[RolloutTree]") -> TokenBu
     Observations have the length that they have in the synthetic rollouts.
     """
     talk = setup.plan.talk
+    prompts = [tree.segments[0].token_ids for tree in trees]
+    common = count_shared(prompts) if len(prompts) > 1 else 0  # of one it is not known
     if talk is None:
         levels = tuple(_count_level_tokens(setup, trees))
-        sums = [_sum_tree_tokens(levels, at_limit) for at_limit in (False, True)]
+        sums = [_sum_tree_tokens(levels, common, at_limit) for at_limit in (False, True)]
     else:
         levels = tuple(_count_dialogue_tokens(setup, trees, talk))
         rollouts = levels[0].openings * talk.count * talk.players
-        sums = [_sum_dialogue_tokens(levels, rollouts, at_limit) for at_limit in (False, True)]
+        sums = [
+            _sum_dialogue_tokens(levels, common, rollouts, at_limit) for at_limit in (False, True)
+        ]
     (made_up, *expected), (at_most, *bound) = sums
     if "greedy_scores" in setup.needs:  # greedy answers are sampled, but not trained on
         made_up += levels[0].openings * levels[0].made_up
@@ -285,6 +291,7 @@ def token_budget(setup: "PhaseSetup", trees: "Sequence[RolloutTree]") -> TokenBu
         sampled=(made_up, at_most * (again.max_batches if again else 1)),
         rows=(expected[0], bound[0]),
         shared=(expected[1], bound[1]),
+        common=common,
     )
 
 
@@ -338,9 +345,12 @@ def _list_turn_lengths(trees: "Sequence[RolloutTree]", number: int) -> tuple[lis
     return [opening for opening, _ in pairs], [turn for _, turn in pairs]
 
 
-def _sum_tree_tokens(levels: Sequence[LevelTokens], at_limit: bool) -> tuple[float, ...]:
+def _sum_tree_tokens(
+    levels: Sequence[LevelTokens], common: int, at_limit: bool
+) -> tuple[float, ...]:
     """Returns the tokens that are sampled, in rows, and with shared prefixes counted once."""
-    sampled = rows = shared = context = 0.0
+    sampled = rows = context = 0.0
+    shared: float = -common * (levels[0].openings - 1)
     for level in levels:
         length = level.at_most if at_limit else level.made_up
         context += level.opening + length
@@ -351,7 +361,7 @@ def _sum_tree_tokens(levels: Sequence[LevelTokens], at_limit: bool) -> tuple[flo
 
 
 def _sum_dialogue_tokens(
-    levels: Sequence[LevelTokens], rollouts: int, at_limit: bool
+    levels: Sequence[LevelTokens], common: int, rollouts: int, at_limit: bool
 ) -> tuple[float, ...]:
     """As `_sum_tree_tokens`, of rollouts that are one row each. At the limit every rollout has all
     turns."""
@@ -362,7 +372,8 @@ def _sum_dialogue_tokens(
     else:
         sampled = sum(level.turns * level.made_up for level in levels)
         written = sampled + sum(level.turns * level.opening for level in later)
-    return sampled, rollouts * first.opening + written, first.openings * first.opening + written
+    prompts = first.openings * first.opening - common * (first.openings - 1)
+    return sampled, rollouts * first.opening + written, prompts + written
 
 
 # Memory of a step --------------------------------------------------------------------------------
@@ -429,7 +440,8 @@ def estimate_step_memory(
     largest = shape.parameters if "values" in needs else learned
     held = _compute_held_bytes(spec, shape, learned, needs)
     sampling = compute_sampler_bytes(spec, shape, tokens.levels)
-    count = min(runner.micro_batch_tokens, -(-int(tokens.shared[1]) // runner.ranks))
+    below = int(tokens.shared[1]) - tokens.common
+    count = min(runner.micro_batch_tokens, tokens.common + -(-below // runner.ranks))
     targets = int(count * min(1.0, tokens.sampled[1] / tokens.shared[1]))
     update = estimate_update_bytes(runner, shape, count, targets, learns_head=lora is None)
     if runner.zero_stage:

@@ -17,7 +17,16 @@ from rlx.discovery import (
     list_providers,
     resolve_plugins,
 )
-from rlx.plugin import Corrupts, Environment, Estimator, Mask, Plugin, Reward, get_confidence_values
+from rlx.plugin import (
+    Corrupts,
+    Environment,
+    Estimator,
+    Mask,
+    Plugin,
+    Reward,
+    StatefulEnvironment,
+    get_confidence_values,
+)
 from rlx.plugin_calls import show_plugin_output
 from rlx.spec import (
     EVERY_TURN,
@@ -131,6 +140,7 @@ def check_plugin_fit(spec: ExperimentSpec, plugins: BuiltPlugins) -> Iterator[Di
     if environment := built.get(("rollout", "environment")):
         yield from _check_reward_turns(spec, cast(Environment, environment))
         yield from _check_self_play(spec, cast(Environment, environment))
+        yield from _check_live_sessions(spec, cast(Environment, environment))
     if isinstance(spec.rollout, AgentRolloutSpec):
         yield from _check_agent(spec.rollout)
 
@@ -307,6 +317,24 @@ def _check_self_play(spec: ExperimentSpec, environment: Environment) -> Iterator
             "drop `self_play`; your own environment declares `self_play = True` and reads "
             "`Action.player`",
         )
+
+
+def _check_live_sessions(spec: ExperimentSpec, environment: Environment) -> Iterator[Diagnostic]:
+    """Reports limits of live sessions that the environment does not have."""
+    rollout = spec.rollout
+    if not isinstance(rollout, EnvironmentRolloutSpec):
+        return
+    usual = type(rollout.live)()
+    given = [key for key, value in rollout.live if value != getattr(usual, key)]
+    is_pure = not isinstance(environment, StatefulEnvironment)
+    for key in given:
+        if is_pure or (key == "sessions" and environment.replayable):
+            why = "is made of pure functions" if is_pure else "is replayable"
+            yield build_error(
+                ("rollout", "live", key),
+                f"rollout.live.{key} has no effect: environment '{_environment_name(spec)}' {why}",
+                f"drop `{key}`",
+            )
 
 
 def _check_agent(rollout: AgentRolloutSpec) -> Iterator[Diagnostic]:

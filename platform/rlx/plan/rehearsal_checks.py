@@ -334,14 +334,12 @@ def _check_trial_environment(trial: PlanTrial, talk: EnvironmentPlan) -> Iterato
 
 def _build_environment_diagnostic(trial: PlanTrial) -> Diagnostic:
     """The first failure of the environment or agent, with the turn that caused it."""
-    use = trial.setup.spec.rollout
-    who, key, lenient = "the agent", "schedule", True
+    use, talk = trial.setup.spec.rollout, trial.setup.plan.talk
+    who, key = "the agent", "schedule"
     if isinstance(use, EnvironmentRolloutSpec):
         who, key = f"environment plugin {use.environment.plugin!r}", "environment"
-        lenient = use.environment.on_error != "fail"
     elif isinstance(use, AgentRolloutSpec):
         key = "function" if use.command is None else "command"
-        lenient = use.on_error != "fail"
     (tree, at), why = next(iter(trial.faults.items()))
     segment = trial.trees[tree].segments[at]
     plugin_input = f"turn {segment.turn}: {_quote_text(segment.text)}"
@@ -355,7 +353,7 @@ def _build_environment_diagnostic(trial: PlanTrial) -> Diagnostic:
         plugin_input,
         path=("rollout", key),
         handled="continue without the rollout",
-        lenient=lenient,
+        lenient=talk is not None and talk.on_error != "fail",
     )
 
 

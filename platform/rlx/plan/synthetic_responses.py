@@ -547,6 +547,10 @@ class Rehearsal:
                     reader.observations.append(text)
         return steps
 
+    def release(self, states: Sequence[Any]) -> None:
+        """Passes the states on."""
+        self._host.release(states)
+
     def _take_turn(self, actor: _Actor, seed: int, sampling: TurnSpec) -> Completion:
         number, speech = len(actor.turns), self._author.speech
         if self._script is not None:

@@ -1,7 +1,8 @@
 """Environments, which answer a policy between its turns."""
 
-import pickle
 import random
+import secrets
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -111,12 +112,14 @@ class Environment(Plugin, ABC):
         self_play: whether `step` takes the turns of two players, by `Action.player`, and says whose
             turn is next. Player 0 has the first turn of a game, and reads the task's prompt. The
             other's first observation is its prompt.
+        replayable: always true of pure functions; see `StatefulEnvironment`.
     """
 
     kinds: ClassVar[tuple[str, ...]] = ()
     examples: ClassVar[tuple[Episode, ...]] = ()
     repeats: ClassVar[str] = ""
     self_play: ClassVar[bool] = False
+    replayable: ClassVar[bool] = True
 
     @abstractmethod
     def reset(self, problem: Mapping[str, Any], seed: int) -> Any:
@@ -130,6 +133,11 @@ class Environment(Plugin, ABC):
     @abstractmethod
     def step(self, state: Any, action: Action) -> Step:
         """Answers one turn."""
+
+    def release(self, state: Any) -> None:
+        """Frees what the last state of a rollout stands for; a state of plain values needs
+        nothing."""
+        return
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,35 +158,93 @@ class Reply:
 
 
 @dataclass(frozen=True, slots=True)
-class _Saved:
-    """A game between two turns.
+class SessionState:
+    """A moment of a live session, as rlx keeps it between turns: all that led to it.
 
     Attributes:
-        problem, seed: the arguments of `reset`.
+        problem, seed: the arguments of `open`.
         actions: all turns so far.
-        game: the pickled game with the state of Python's random generator; None if the game cannot
-            be pickled or is too large. It is then opened again and the actions are replayed.
+        session: names the session within the process that holds it.
     """
 
     problem: Mapping[str, Any]
     seed: int
     actions: tuple[Action, ...] = ()
-    game: bytes | None = None
+    session: str = field(default="", compare=False)
+
+
+@dataclass(slots=True)
+class _Session:
+    """A game of this process.
+
+    Attributes:
+        environment: whose game it is.
+        game: what `open` returned.
+        generator: state of Python's random generator after the last call.
+        turns: number of turns that it has played.
+    """
+
+    environment: "StatefulEnvironment"
+    game: Any
+    generator: tuple[Any, ...]
+    turns: int = 0
+
+    def play(self, action: Action) -> Reply:
+        """Plays a turn; a game that fails in it is closed."""
+        try:
+            with _use_random_state(self.generator):
+                reply = self.environment.play(self.game, action)
+                self.generator = random.getstate()
+        except BaseException:
+            self.close()
+            raise
+        self.turns += 1
+        return reply
+
+    def close(self) -> None:
+        with _use_random_state(self.generator):
+            self.environment.close(self.game)
+
+
+_sessions: dict[str, _Session] = {}
+"""The live sessions of this process."""
+
+
+def has_sessions() -> bool:
+    """Whether live sessions are open in this process."""
+    return bool(_sessions)
+
+
+def close_sessions() -> None:
+    """Closes all live sessions of this process; one that cannot be closed keeps none of the others
+    open."""
+    while _sessions:
+        _, session = _sessions.popitem()
+        try:
+            session.close()
+        except Exception as error:  # noqa: BLE001  (the process ends, and the game with it)
+            sys.stderr.write(f"a session cannot be closed: {type(error).__name__}: {error}\n")
+
+
+class SessionLostError(Exception):
+    """A live session is gone and cannot be replayed."""
 
 
 class StatefulEnvironment(Environment):
-    """Base of environments around a mutable object, the game. Subclasses write `open` and `play`.
+    """Base of environments with a live session: a mutable object, the game. Subclasses write `open`
+    and `play`.
 
-    rlx keeps a rollout's state, not the worker: between turns the game is pickled, or, where it
-    cannot be, opened again and its turns replayed. So every worker can continue every rollout, and
-    one that was ended at its deadline or has crashed costs only the call that ended it.
+    A game lives in one worker process from `open` to `close`, so an episode of n turns makes n
+    calls of `play`. Where its process is lost, or a turn is played from an earlier moment, a world
+    that is `replayable` is opened again and its turns are replayed; any other loses the rollout.
 
     Both methods find Python's global random generator seeded for this rollout, because many
-    libraries draw from it. Other generators are seeded in `open`. `play` must not read a clock.
-    """
+    libraries draw from it. Other generators are seeded in `open`.
 
-    max_pickle: ClassVar[int] = 1_000_000
-    """Largest pickled game in bytes; larger ones are replayed."""
+    Attributes:
+        replayable: whether the game's problem, its seed and its turns decide what it answers. A
+            world that is not, such as a browser, has a process of its own for every session.
+    """
 
     @abstractmethod
     def open(self, problem: Mapping[str, Any], seed: int) -> Any:
@@ -194,56 +260,63 @@ class StatefulEnvironment(Environment):
         """Plays one turn, which may change the game, and answers it."""
 
     def close(self, game: Any) -> None:
-        """Frees what the game holds, such as a connection; called after every call of rlx."""
+        """Frees what the game holds, such as a connection; called once, when the episode is over,
+        its rollout is dropped or the run ends, and after `play` has raised."""
         return
 
-    def reset(self, problem: Mapping[str, Any], seed: int) -> Any:
-        """Opens a game and saves it."""
-        saved = _Saved(dict(problem), seed)
-        with _use_random_state(random.Random(seed).getstate()):
-            game = self.open(problem, seed)
-            try:
-                return _Saved(saved.problem, seed, (), self._pickle(game))
-            finally:
-                self.close(game)
+    def reset(self, problem: Mapping[str, Any], seed: int) -> SessionState:
+        """Opens a session."""
+        state = SessionState(dict(problem), seed, (), secrets.token_hex(8))
+        _sessions[state.session] = self._open(problem, seed)
+        return state
 
-    def step(self, state: Any, action: Action) -> Step:
-        """Restores the game, plays one turn, and saves it again."""
-        with _use_random_state(random.Random(state.seed).getstate()):
-            game = self._restore(state)
-            try:
-                reply = self.play(game, action)
-                actions = (*state.actions, action)
-                kept = None if reply.done else self._pickle(game)
-            finally:
-                self.close(game)
+    def step(self, state: SessionState, action: Action) -> Step:
+        """Plays one turn, and closes the session if that ends the episode.
+
+        Raises:
+            SessionLostError: the session is not at this moment, and cannot be replayed.
+        """
+        name, session = state.session, _sessions.pop(state.session, None)
+        if session is None:
+            session = self._replay(state)
+        elif session.turns != len(state.actions):  # it has gone on: this turn begins a branch
+            _sessions[name] = session
+            name, session = secrets.token_hex(8), self._replay(state)
+        reply = session.play(action)
+        done = reply.done or action.forced
+        if done:
+            session.close()
+        else:
+            _sessions[name] = session
         return Step(
             kind=reply.kind,
-            state=_Saved(state.problem, state.seed, actions, kept),
+            state=SessionState(state.problem, state.seed, (*state.actions, action), name),
             observation=reply.observation,
-            done=reply.done or action.forced,
+            done=done,
             info=reply.info,
             anchor=reply.anchor,
             player=reply.player,
             opponent_info=reply.opponent_info,
         )
 
-    def _restore(self, state: _Saved) -> Any:
-        if state.game is not None:
-            game, generator = pickle.loads(state.game)
-            random.setstate(generator)
-            return game
-        game = self.open(state.problem, state.seed)
-        for action in state.actions:
-            self.play(game, action)
-        return game
+    def release(self, state: SessionState) -> None:
+        """Closes the session, if this process has it."""
+        if (session := _sessions.pop(state.session, None)) is not None:
+            session.close()
 
-    def _pickle(self, game: Any) -> bytes | None:
-        try:
-            pickled = pickle.dumps((game, random.getstate()), pickle.HIGHEST_PROTOCOL)
-        except (pickle.PicklingError, AttributeError, TypeError, ValueError, RecursionError):
-            return None
-        return pickled if len(pickled) <= self.max_pickle else None
+    def _open(self, problem: Mapping[str, Any], seed: int) -> _Session:
+        with _use_random_state(random.Random(seed).getstate()):
+            return _Session(self, self.open(problem, seed), random.getstate())
+
+    def _replay(self, state: SessionState) -> _Session:
+        if not self.replayable:
+            raise SessionLostError(
+                "its session is lost, and the environment does not say that it is replayable"
+            )
+        session = self._open(state.problem, state.seed)
+        for action in state.actions:
+            session.play(action)
+        return session
 
 
 @contextmanager

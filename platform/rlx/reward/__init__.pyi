@@ -5,7 +5,14 @@ from .lines import (
     score_lines,
 )
 from .plugin_process import ChunkReport, JobOutcome, RewardJob
-from .pool import ChunkWorkers, PooledHost, RewardPool, describe_worker_error
+from .pool import (
+    ChunkWorkers,
+    PooledHost,
+    RewardPool,
+    SessionHost,
+    describe_worker_error,
+    host_environment,
+)
 from .scoring import (
     NamedReward,
     compute_mean_value,
@@ -26,9 +33,11 @@ __all__ = [
     "RewardPool",
     "RewardTable",
     "ScoredLine",
+    "SessionHost",
     "build_reward",
     "compute_mean_value",
     "describe_worker_error",
+    "host_environment",
     "open_response_lines",
     "rescore_rollouts",
     "score_lines",

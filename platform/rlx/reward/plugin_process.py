@@ -28,10 +28,26 @@ from dataclasses import dataclass, fields
 from functools import partial
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, NoReturn, TypeGuard
+from typing import Any, ClassVar, Literal, NamedTuple, NoReturn, TypeGuard
 
-from rlx.descendants import adopt_orphans, die_with_parent, kill_descendants, reap_orphans
-from rlx.plugin import Environment, RewardPlugin, Sample, Score, keep_answers_in
+from rlx.descendants import (
+    adopt_orphans,
+    die_with_parent,
+    kill_descendants,
+    kill_processes,
+    list_descendants,
+    reap_orphans,
+    wait_for_end,
+)
+from rlx.plugin import (
+    Environment,
+    RewardPlugin,
+    Sample,
+    Score,
+    close_sessions,
+    has_sessions,
+    keep_answers_in,
+)
 from rlx.plugin_calls import show_plugin_output
 from rlx.plugin_files import find_failed_line
 from rlx.rollout import check_environment_step
@@ -138,13 +154,16 @@ class EnvironmentCall:
     """
 
     environment: Environment
-    what: Literal["reset", "step"]
+    what: Literal["reset", "step", "release"]
     arguments: tuple[Any, ...]
     deadline: float
     name: str = ""
 
     def run(self) -> "JobOutcome":
-        """Returns an initial state or a step."""
+        """Returns an initial state, a step or nothing."""
+        if self.what == "release":
+            self.environment.release(*self.arguments)
+            return JobOutcome()
         if self.what == "reset":
             return JobOutcome(value=_check_sendable(self.environment.reset(*self.arguments)))
         result = self.environment.step(*self.arguments)
@@ -188,7 +207,7 @@ def pickle_jobs(jobs: Sequence[Work]) -> bytes:
 
 def run_jobs(
     payload: bytes,
-    memory_mb: int,
+    memory_mb: int | None,
     count_job: Callable[[], None],
     report: Callable[[int, JobOutcome], None],
 ) -> tuple[list[JobOutcome], bool]:
@@ -201,7 +220,7 @@ def run_jobs(
 
     Args:
         payload: the jobs, as `pickle_jobs` returns them.
-        memory_mb: MiB of address space that they may add to this process.
+        memory_mb: MiB of address space that they may add to this process; None for any.
         count_job: called before each job starts.
         report: called with the number and the outcome of each job that ran beside others.
     """
@@ -409,6 +428,8 @@ _DEADLINE_CHECK_INTERVAL = 0.05
 _IMPORT_SECONDS = 60.0
 """Time for imports: of plugins in a fresh child, in addition to two deadlines, and in a chunk's
 jobs, of what their plugins import when they are called."""
+_RENEW_AFTER = 50_000
+"""Jobs after which a child is replaced; limits the damage of a plugin with a slow memory leak."""
 _COUNTER = struct.Struct("q?")
 """How many jobs have started, and whether the last one is importing something."""
 
@@ -419,17 +440,20 @@ class ChunkReport(NamedTuple):
     Attributes:
         outcomes: the pickled outcomes of the jobs that ran, in order.
         fault: why there are none; None if they ran.
-        is_spent: whether a call that was given up still runs in the process, which has to end.
+        is_spent: whether the process has to end: a call that was given up still runs in it, or it
+            has run for long and holds no live session.
         finished: numbers and pickled outcomes of jobs that ran beside others, also of those that
             finished before a fault.
         started: number of jobs that had started beside each other; the others have nothing to do
             with a fault.
-        killing_signal: the signal that killed the process, if that is the fault.
+        is_lost: whether the process died of itself or was killed, if that is the fault.
+        killing_signal: the signal that killed it.
         cpu_seconds: that the process used to run them.
     """
 
     outcomes: bytes = b""
     fault: str | None = None
+    is_lost: bool = False
     killing_signal: int | None = None
     cpu_seconds: float = 0.0
     is_spent: bool = False
@@ -444,17 +468,56 @@ class _Finished(NamedTuple):
     outcome: bytes
 
 
-class _JobProcess:
-    """The child process that runs jobs; starts a new one in place of one that has ended."""
+class ChunkWatch:
+    """How long the jobs of a chunk have taken.
+
+    Args:
+        deadlines: of the jobs, in seconds.
+        patience: how many deadlines may pass.
+
+    Attributes:
+        look: the longest time between two looks at the child, in seconds.
+        current: number of jobs that have started.
+        spent: time since the last of them started.
+        importing: seconds of imports, which do not count.
+    """
+
+    def __init__(self, deadlines: Sequence[float], patience: int = 1) -> None:
+        self.deadlines, self._patience = deadlines, patience
+        self.look = min(
+            _DEADLINE_CHECK_INTERVAL, min(deadlines, default=_DEADLINE_CHECK_INTERVAL) / 4
+        )
+        self.current, self.spent, self.importing = 0, Stopwatch(2 * self.look), 0.0
+
+    @property
+    def limit(self) -> float:
+        """Seconds that the current job may take. Until the first one starts, the child imports the
+        plugins."""
+        if not self.current:
+            return 2 * max(self.deadlines, default=0.0) + _IMPORT_SECONDS
+        return self._patience * self.deadlines[self.current - 1]
+
+
+class JobProcess:
+    """The child process that runs jobs; starts a new one in place of one that has ended.
+
+    Attributes:
+        pipe: from which the child's reports are read, while there is a child.
+    """
+
+    _running: ClassVar[dict[int, "JobProcess"]] = {}
+    """Those of this process that have a child, by its id."""
 
     def __init__(self) -> None:
         self._started = mmap.mmap(-1, _COUNTER.size)
         """What the children write about their jobs, as `_COUNTER` has it."""
         self._before = 0
+        self._calls = 0
+        """In the child: how many jobs it has run."""
         self._pid: int | None = None
         self._own_pid = 0
         """In the child: its process id, which a copy of it that a plugin forked does not have."""
-        self._pipe: Connection
+        self.pipe: Connection
 
     def send(self, chunk: bytes) -> None:
         """Sends pickled jobs to the child, after starting it if there is none.
@@ -469,7 +532,7 @@ class _JobProcess:
         if self._pid is None:
             self._start()
         self._before = self._count_started()
-        self._pipe.send_bytes(chunk)
+        self.pipe.send_bytes(chunk)
 
     def await_report(
         self, deadlines: Sequence[float], *, is_concurrent: bool = False
@@ -494,75 +557,106 @@ class _JobProcess:
         """Waits for the last report of a chunk, and collects the jobs that finish before."""
         rank = multiprocessing.parent_process()
         assert rank is not None
-        look = min(_DEADLINE_CHECK_INTERVAL, min(deadlines, default=_DEADLINE_CHECK_INTERVAL) / 4)
-        current, spent, importing = 0, Stopwatch(2 * look), 0.0
+        watch = ChunkWatch(deadlines, patience)
         while True:
-            ready = wait([self._pipe, rank.sentinel], look)
+            ready = wait([self.pipe, rank.sentinel], watch.look)
             if rank.sentinel in ready:
                 self.end()
                 os._exit(1)
-            if ready or self._has_ended():
-                report = self._receive()
-                if isinstance(report, ChunkReport):
-                    return report
-                finished[report.number] = report.outcome
-                spent.restart()
-                continue
-            before, current = current, self._count_started() - self._before
-            if current != before:
-                spent.restart()
-            if self._is_importing() and importing < _IMPORT_SECONDS:
-                importing += spent.skip()
-            # Until the first job starts, the child imports the plugins.
-            begin = 2 * max(deadlines, default=0.0) + _IMPORT_SECONDS
-            limit = patience * deadlines[current - 1] if current else begin
-            if spent.look() > limit:
-                self.end()
-                if not deadlines:  # as of the chunk by which a worker shows that it has started
-                    return ChunkReport(fault=f"no process has begun within {limit:g} s")
-                return ChunkReport(fault=describe_deadline(deadlines[max(current - 1, 0)]))
+            if (report := self.look_at(watch, finished, is_ready=bool(ready))) is not None:
+                return report
+
+    def look_at(
+        self, watch: "ChunkWatch", finished: dict[int, bytes], *, is_ready: bool
+    ) -> ChunkReport | None:
+        """What became of a chunk, or None while it runs; ends a child that takes too long.
+
+        Args:
+            watch: of the chunk.
+            finished: receives the outcomes of jobs that have finished before the others.
+            is_ready: whether there is something to read.
+        """
+        if is_ready or self._has_ended():
+            report = self._receive()
+            if isinstance(report, ChunkReport):
+                return report
+            finished[report.number] = report.outcome
+            watch.spent.restart()
+            return None
+        before, watch.current = watch.current, self._count_started() - self._before
+        if watch.current != before:
+            watch.spent.restart()
+        if self._is_importing() and watch.importing < _IMPORT_SECONDS:
+            watch.importing += watch.spent.skip()
+        if watch.spent.look() <= watch.limit:
+            return None
+        self.end()
+        if not watch.deadlines:  # as of the chunk by which a worker shows that it has started
+            return ChunkReport(fault=f"no process has begun within {watch.limit:g} s")
+        return ChunkReport(fault=describe_deadline(watch.deadlines[max(watch.current - 1, 0)]))
 
     def _receive(self) -> ChunkReport | _Finished:
         """What the child sends, or how it died."""
         try:
-            if not self._pipe.poll():
+            if not self.pipe.poll():
                 return self.report_death()
-            report: ChunkReport | _Finished = pickle.loads(self._pipe.recv_bytes())
+            report: ChunkReport | _Finished = pickle.loads(self.pipe.recv_bytes())
         except (EOFError, OSError):
             return self.report_death()
         if isinstance(report, ChunkReport):
-            reap_orphans(self._pid or 0)
+            reap_orphans(self._running)
         return report
 
     def report_death(self) -> ChunkReport:
         """Ends what the dead child has left behind, and says how it died."""
         code = self.end()
         how = f"signal {-code}" if code < 0 else f"exit code {code}"
+        killing_signal = -code if code < 0 else None
         return ChunkReport(
-            fault=f"process died ({how})", killing_signal=-code if code < 0 else None
+            fault=f"process died ({how})", is_lost=True, killing_signal=killing_signal
         )
 
-    def end(self) -> int:
-        """Ends the child and everything that it started; returns its exit code."""
+    def dismiss(self) -> None:
+        """Has the child close its live sessions and end, once its call is over."""
+        if self._pid is not None:
+            self.pipe.close()
+
+    def end(self, patience: float = 0.0) -> int:
+        """Ends the child and everything that it started; returns its exit code.
+
+        What left its parent and is still there is ended with the last of several children.
+
+        Args:
+            patience: seconds in which the child may close its live sessions.
+        """
         pid, code = self._pid, 0
+        others = self._running.keys() - {pid}
         if pid is not None:
+            below = list_descendants(pid) if others else []
+            self.pipe.close()
+            if patience > 0:
+                wait_for_end(pid, patience)
             if not self._has_ended():
                 os.kill(pid, signal.SIGKILL)
             code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
             self._pid = None
-            self._pipe.close()
-        kill_descendants()
+            del self._running[pid]
+            kill_processes(below)
+        if not others:
+            kill_descendants()
         return code
 
     def _start(self) -> None:
         _COUNTER.pack_into(self._started, 0, self._count_started(), False)
-        self._pipe, theirs = multiprocessing.Pipe()
+        self.pipe, theirs = multiprocessing.Pipe()
         pid = os.fork()
         if not pid:
-            self._pipe.close()
+            for process in (self, *self._running.values()):  # their ends must be noticed
+                process.pipe.close()
             self._serve(theirs)
         theirs.close()
         self._pid = pid
+        self._running[pid] = self
 
     def _serve(self, pipe: Connection) -> NoReturn:
         """Runs chunks in the child until the worker closes the pipe."""
@@ -578,11 +672,12 @@ class _JobProcess:
                 keep_answers_in(answers)
                 pipe.send_bytes(pickle.dumps(self._run_jobs(payload, memory_mb, pipe)))
         except (EOFError, OSError):
+            close_sessions()
             os._exit(0)
         finally:
             os._exit(1)
 
-    def _run_jobs(self, payload: bytes, memory_mb: int, pipe: Connection) -> ChunkReport:
+    def _run_jobs(self, payload: bytes, memory_mb: int | None, pipe: Connection) -> ChunkReport:
         began = time.process_time()
 
         def report(number: int, outcome: JobOutcome) -> None:
@@ -594,7 +689,10 @@ class _JobProcess:
         except Exception as error:  # noqa: BLE001  (unpickling imports plugins, which may raise)
             return ChunkReport(fault=f"cannot be read by a worker: {describe_error(error)}")
         pickled = pickle.dumps(outcomes, pickle.HIGHEST_PROTOCOL)
-        return ChunkReport(pickled, None, None, time.process_time() - began, is_spent)
+        self._calls += len(outcomes)
+        is_old = self._calls > _RENEW_AFTER and not has_sessions()
+        cpu_seconds = time.process_time() - began
+        return ChunkReport(pickled, cpu_seconds=cpu_seconds, is_spent=is_spent or is_old)
 
     def _count_job(self) -> None:
         if os.getpid() != self._own_pid:  # a plugin forked, and its copy did not end
@@ -623,7 +721,7 @@ class _JobProcess:
         return os.waitid(os.P_PID, self._pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
 
-_jobs = _JobProcess()
+_jobs = JobProcess()
 
 
 def start_worker() -> None:

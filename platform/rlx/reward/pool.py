@@ -3,6 +3,7 @@
 What a worker does, and how it ends a plugin that hangs, is in `rlx.reward.plugin_process`.
 """
 
+import itertools
 import math
 import pickle
 import signal
@@ -11,6 +12,7 @@ from collections import deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Future, InvalidStateError, wait
 from contextlib import suppress
+from dataclasses import dataclass
 from multiprocessing.context import SpawnContext, SpawnProcess
 from pathlib import Path
 from types import TracebackType
@@ -21,19 +23,23 @@ from pebble import ProcessExpired, ProcessPool
 from pebble.common import CONSTS
 
 from rlx.errors import EnvironmentFault
-from rlx.plugin import Action, Environment, Step
+from rlx.plugin import Action, Environment, SessionState, StatefulEnvironment, Step
 from rlx.reward.plugin_process import (
     ChunkReport,
     EnvironmentCall,
     JobOutcome,
     Work,
+    describe_deadline,
     describe_error,
     pickle_jobs,
     run_chunk,
     runs_concurrently,
     start_worker,
 )
+from rlx.reward.sessions import SessionKeeper, WorkerAnswer, WorkerOrder
 from rlx.rollout import HostFault
+from rlx.spec import EnvironmentLimits
+from rlx.text import escape_unprintable
 
 _CHUNK = 64
 
@@ -185,6 +191,9 @@ class RewardPool:
         answers: the file that keeps what rewards recall (`rlx.plugin.recall`); None keeps nothing.
 
     Attributes:
+        count: number of processes.
+        memory_mb: as given.
+        keeper: of the live sessions of environments, in processes of their own.
         cpu_seconds: that the workers have used so far for jobs.
 
     Raises:
@@ -195,7 +204,8 @@ class RewardPool:
         self.cpu_seconds = 0.0
         if workers < 1 or memory_mb < 1:
             raise ValueError(f"needs at least 1 worker and 1 MiB, got {workers} and {memory_mb}")
-        self._count, self._memory_mb, self._answers = workers, memory_mb, answers
+        self.count, self.memory_mb, self._answers = workers, memory_mb, answers
+        self.keeper = SessionKeeper()
         self._restarts = 0
         self._workers = ChunkWorkers(workers, memory_mb, answers)
 
@@ -211,7 +221,9 @@ class RewardPool:
         self.close()
 
     def close(self) -> None:
-        """Ends the workers at once, even during a job, and all that their plugins started."""
+        """Closes live sessions, and ends the workers at once, even during a job, with all that
+        their plugins started."""
+        self.keeper.close()
         self._workers.close()
 
     def score(self, jobs: Sequence[Work]) -> list[JobOutcome]:
@@ -225,11 +237,11 @@ class RewardPool:
         # One process keeps to the concurrency of a reward, so it has all of its jobs.
         is_concurrent = runs_concurrently(jobs)
         everything = tuple(range(len(jobs)))
-        queue = deque([everything] if is_concurrent else _cut_chunks(len(jobs), self._count))
+        queue = deque([everything] if is_concurrent else _cut_chunks(len(jobs), self.count))
         running: dict[Any, _Positions] = {}
         while queue or running:
             self._require_workers()
-            while queue and len(running) < _AHEAD * self._count:
+            while queue and len(running) < _AHEAD * self.count:
                 positions = queue.popleft()
                 chunk = [jobs[position] for position in positions]
                 try:
@@ -274,10 +286,10 @@ class RewardPool:
         if self._workers.is_active:
             return
         self._restarts += 1
-        self.close()
+        self._workers.close()
         if self._restarts > _MAX_RESTARTS:
             raise EnvironmentFault("reward workers keep dying while idle")
-        self._workers = ChunkWorkers(self._count, self._memory_mb, self._answers)
+        self._workers = ChunkWorkers(self.count, self.memory_mb, self._answers)
 
 
 def _cut_chunks(count: int, workers: int) -> Iterable[_Positions]:
@@ -340,6 +352,22 @@ def _explain_script() -> str:
     return ""
 
 
+def host_environment(
+    environment: Environment, pool: RewardPool, limits: EnvironmentLimits, name: str = ""
+) -> "PooledHost | SessionHost":
+    """Hosts an environment in worker processes.
+
+    Args:
+        environment: the plugin.
+        pool: the workers.
+        limits: of its calls and episodes.
+        name: the plugin's name, shown with what it prints; "" for that of its class.
+    """
+    if isinstance(environment, StatefulEnvironment):
+        return SessionHost(environment, pool, limits, name)
+    return PooledHost(environment, pool, limits.call, name)
+
+
 class PooledHost:
     """Runs an environment in worker processes; a `rlx.rollout.EnvironmentHost`.
 
@@ -373,3 +401,213 @@ class PooledHost:
             outcome.value if outcome.fault is None else HostFault(outcome.fault)
             for outcome in self._pool.score(jobs)
         ]
+
+    def release(self, states: Sequence[Any]) -> None:
+        """Does nothing: a state holds nothing but plain values."""
+
+
+@dataclass(slots=True, eq=False)
+class _Session:
+    """A live session.
+
+    Attributes:
+        worker: where it is.
+        turns: that it has played.
+        seconds: that its calls have taken.
+    """
+
+    worker: int
+    turns: int = 0
+    seconds: float = 0.0
+
+
+@dataclass(slots=True)
+class _SessionCall:
+    """A call of a live session that has no answer yet.
+
+    Attributes:
+        number: by which the caller knows it.
+        is_awaited: whether the caller waits for its answer.
+        deadline: seconds that it may take.
+        is_repeated: whether its worker was lost in it before.
+    """
+
+    number: int
+    job: EnvironmentCall
+    session: _Session
+    deadline: float = 0.0
+    is_awaited: bool = True
+    is_repeated: bool = False
+
+
+class SessionHost:
+    """Runs an environment with live sessions; a `rlx.rollout.QueueingHost`.
+
+    Sessions of a replayable environment share a few workers. Any other session has a worker of its
+    own, so that a call that hangs, crashes or waits costs no other session.
+
+    Args:
+        environment: the plugin.
+        pool: has the workers.
+        limits: of its calls and episodes.
+        name: the plugin's name, shown with what it prints; "" for that of its class.
+
+    Attributes:
+        patience: seconds that a turn waits for others to be sampled with; None: for all of them.
+    """
+
+    def __init__(
+        self,
+        environment: StatefulEnvironment,
+        pool: RewardPool,
+        limits: EnvironmentLimits,
+        name: str = "",
+    ) -> None:
+        self._environment, self._pool, self._limits, self._name = environment, pool, limits, name
+        self._shares, self.patience = environment.replayable, limits.patience
+        self._loads = dict.fromkeys(range(pool.count if self._shares else limits.sessions), 0)
+        self._sessions: dict[str, _Session] = {}
+        self._calls: dict[int, _SessionCall] = {}
+        self._held: deque[tuple[int, EnvironmentCall]] = deque()
+        self._ready: list[tuple[int, Any]] = []
+
+    def reset(self, calls: Sequence[tuple[Mapping[str, Any], int]]) -> list[Any]:
+        """See `rlx.rollout.EnvironmentHost`."""
+        return self._run("reset", calls)
+
+    def step(self, calls: Sequence[tuple[Any, Action]]) -> list[Step | HostFault]:
+        """See `rlx.rollout.EnvironmentHost`."""
+        return self._run("step", calls)
+
+    def _run(self, what: Literal["reset", "step"], calls: Sequence[tuple[Any, Any]]) -> list[Any]:
+        for number, arguments in enumerate(calls):
+            self.submit(number, what, arguments)
+        answers: dict[int, Any] = {}
+        while len(answers) < len(calls):
+            answers |= self.collect(None)
+        return [answers[number] for number in range(len(calls))]
+
+    def submit(
+        self, number: int, what: Literal["reset", "step"], arguments: tuple[Any, Any]
+    ) -> None:
+        """See `rlx.rollout.QueueingHost`."""
+        job = self._build_call(what, arguments)
+        if what == "reset":
+            self._held.append((number, job))
+            self._open_held()
+            return
+        state: SessionState = arguments[0]
+        session = self._sessions.get(state.session)
+        if session is None or session.turns != len(state.actions):  # a branch, or played to its end
+            session = self._begin_session(
+                self._choose_worker() if session is None else session.worker
+            )
+        self._send(_SessionCall(number, job, session))
+
+    def collect(self, seconds: float | None) -> list[tuple[int, Any]]:
+        """See `rlx.rollout.QueueingHost`."""
+        if seconds is None and not (self._ready or self._calls):
+            self._open_held(beyond_limit=True)
+        while not self._ready and self._calls:
+            answers = self._pool.keeper.receive(seconds)
+            for answer in answers:
+                if (call := self._calls.pop(answer.call, None)) is not None:
+                    self._pool.cpu_seconds += answer.report.cpu_seconds
+                    self._take_answer(call, answer)
+            if not answers:
+                break
+        ready, self._ready = self._ready, []
+        return ready
+
+    def release(self, states: Sequence[Any]) -> None:
+        """See `rlx.rollout.EnvironmentHost`. Does not wait until they are closed."""
+        for state in states:
+            if (session := self._sessions.pop(state.session, None)) is not None:
+                for call in self._calls.values():
+                    call.is_awaited = call.is_awaited and call.session is not session
+                job = self._build_call("release", (state,))
+                self._send(_SessionCall(0, job, session, is_awaited=False))
+
+    def _build_call(
+        self, what: Literal["reset", "step", "release"], arguments: tuple[Any, ...]
+    ) -> EnvironmentCall:
+        limit = self._limits.call
+        return EnvironmentCall(self._environment, what, tuple(arguments), limit, self._name)
+
+    def _open_held(self, *, beyond_limit: bool = False) -> None:
+        """Opens the sessions that there are workers for."""
+        while self._held:
+            worker = self._choose_worker()
+            if self._loads[worker] and not (self._shares or beyond_limit):
+                return
+            self._send(_SessionCall(*self._held.popleft(), self._begin_session(worker)))
+
+    def _choose_worker(self) -> int:
+        """The worker with the fewest sessions."""
+        return min(self._loads, key=lambda worker: (self._loads[worker], worker))
+
+    def _begin_session(self, worker: int) -> _Session:
+        self._loads[worker] += 1
+        return _Session(worker)
+
+    def _send(self, call: _SessionCall) -> None:
+        try:
+            payload = pickle_jobs([call.job])
+        except Exception as error:  # noqa: BLE001  (pickling runs the plugin's code)
+            self._end_call(call, HostFault(f"cannot be sent to a worker: {describe_error(error)}"))
+            return
+        left = self._limits.episode - call.session.seconds
+        call.deadline = max(_SHORTEST, min(call.job.deadline, left))
+        number, memory_mb = next(_call_numbers), self._pool.memory_mb if self._shares else None
+        self._calls[number] = call
+        self._pool.keeper.send(
+            WorkerOrder(call.session.worker, number, call.deadline, memory_mb, payload)
+        )
+
+    def _take_answer(self, call: _SessionCall, answer: WorkerAnswer) -> None:
+        report = answer.report
+        may_repeat = self._shares or call.job.what == "reset"
+        if report.is_lost and may_repeat and not call.is_repeated:
+            call.is_repeated = True  # what ended the worker may have had nothing to do with it
+            self._send(call)
+            return
+        call.session.seconds += answer.seconds
+        if report.fault is not None:
+            fault = report.fault
+            if call.deadline < call.job.deadline and fault == describe_deadline(call.deadline):
+                fault = f"deadline of {self._limits.episode:g} s for an episode passed"
+            self._end_call(call, HostFault(fault))
+            return
+        try:
+            outcome: JobOutcome = pickle.loads(report.outcomes)[0]
+        except Exception as error:  # noqa: BLE001  (unpickling runs the plugin's code)
+            outcome = JobOutcome(fault=f"gave what cannot be read: {describe_error(error)}")
+        value = outcome.value if outcome.fault is None else HostFault(outcome.fault)
+        self._end_call(call, value)
+
+    def _end_call(self, call: _SessionCall, value: Any) -> None:
+        """Passes an answer on, and notes which session goes on."""
+        session = call.session
+        if call.job.what == "release":
+            if isinstance(value, HostFault):
+                said = f"a session cannot be closed: {value.reason}"
+                sys.stderr.write(f"{escape_unprintable(said)}\n")
+            self._loads[session.worker] -= 1
+            self._open_held()
+        elif call.is_awaited:
+            self._ready.append((call.number, value))
+            before = call.job.arguments[0].session if call.job.what == "step" else ""
+            if self._sessions.get(before) is session:
+                del self._sessions[before]
+            if isinstance(value, HostFault) or (isinstance(value, Step) and value.done):
+                self._loads[session.worker] -= 1
+                self._open_held()
+            else:
+                state: SessionState = value.state if isinstance(value, Step) else value
+                session.turns = len(state.actions)
+                self._sessions[state.session] = session
+
+
+_call_numbers = itertools.count()
+_SHORTEST = 0.001
+"""Shortest deadline in seconds, of a call whose episode has no time left."""

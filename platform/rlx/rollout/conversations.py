@@ -1,6 +1,8 @@
 """Samples multi-turn rollouts with an environment, which answers each turn before the next begins.
 
-All rollouts of a batch advance one turn at a time. A finished rollout leaves the batch: it has no
+A rollout waits for the environment or for the model. Turns that wait for the model are sampled
+together: those of all unfinished rollouts, one turn at a time, or those that are there when the
+host's patience ends. A finished rollout leaves the batch: it has no
 further turns and does not count in any statistic. In self-play a turn belongs to one of two
 players, and the environment says whose turn is next; each player's turns are a rollout of its own,
 with only what the environment showed to that player: the rollouts of the first player are one tree,
@@ -34,6 +36,7 @@ from rlx.spec import (
     MultiTurnRolloutSpec,
     TurnSpec,
 )
+from rlx.stopwatch import CLOCK, Clock
 from rlx.text import replace_surrogates
 
 
@@ -57,7 +60,8 @@ class PlayerRollout:
         opening: what the player reads before its first turn; None until that is known.
         anchor: name of the state in which its first turn begins; None if it has none.
         context: all tokens so far.
-        completion: index of its last completion in the session's last call; None if that has none.
+        completion: number of the session's call that sampled its last completion, and the index of
+            the completion in it; None if there is none to continue.
         turns: its turns so far.
         last_turn: tokens of the last of them.
         chain: segments after the opening.
@@ -66,7 +70,7 @@ class PlayerRollout:
     opening: TurnPrompt | None = None
     anchor: str | None = None
     context: tuple[int, ...] = ()
-    completion: int | None = None
+    completion: tuple[int, int] | None = None
     turns: int = 0
     last_turn: tuple[int, ...] = ()
     chain: list[Segment] = field(default_factory=list)
@@ -98,7 +102,7 @@ class OngoingGame:
         tree: index of its problem.
         place: index among the problem's games.
         players: the rollout of each player.
-        state: state of the environment.
+        state: state of the environment; None before it is reset and after its end.
         next: the player whose turn is next.
     """
 
@@ -126,13 +130,13 @@ class SampledTurn:
         game: its game; the turn belongs to the game's next player.
         number: number in its rollout, from 1.
         seed: sampling seed.
-        order: index of its completion in the session's call.
+        order: number of the session's call, and index of its completion in it.
     """
 
     game: OngoingGame
     number: int
     seed: int
-    order: int
+    order: tuple[int, int]
     completion: Completion
     text: str
     spans: Mapping[str, Span]
@@ -245,6 +249,55 @@ class EnvironmentHost(Protocol):
         """The environment's answers to (state, action) pairs, in order."""
         ...
 
+    def release(self, states: Sequence[Any]) -> None:
+        """Frees the last states of rollouts that end before the environment says so."""
+        ...
+
+
+@runtime_checkable
+class QueueingHost(EnvironmentHost, Protocol):
+    """A host that answers every call when it is over, while others run.
+
+    Attributes:
+        patience: seconds that a turn waits for others to be sampled with; None: for all of them.
+    """
+
+    patience: float | None
+
+    def submit(
+        self, number: int, what: Literal["reset", "step"], arguments: tuple[Any, Any]
+    ) -> None:
+        """Begins a call, with the arguments of one in `reset` or `step`."""
+        ...
+
+    def collect(self, seconds: float | None) -> list[tuple[int, Any]]:
+        """Numbers and answers of calls that are over; waits at most so many seconds for the first,
+        or, with None, until there is one."""
+        ...
+
+
+class _BlockingCalls:
+    """The calls of a host that answers all together."""
+
+    patience = None
+
+    def __init__(self, host: EnvironmentHost) -> None:
+        self._host = host
+        self._calls: dict[str, dict[int, tuple[Any, Any]]] = {"reset": {}, "step": {}}
+
+    def submit(
+        self, number: int, what: Literal["reset", "step"], arguments: tuple[Any, Any]
+    ) -> None:
+        self._calls[what][number] = arguments
+
+    def collect(self, seconds: float | None) -> list[tuple[int, Any]]:
+        answers: list[tuple[int, Any]] = []
+        for what, run in (("reset", self._host.reset), ("step", self._host.step)):
+            calls, self._calls[what] = self._calls[what], {}
+            if calls:
+                answers += zip(calls, run(list(calls.values())), strict=True)
+        return answers
+
 
 class LocalHost:
     """Runs an environment in the calling process, without catching its exceptions."""
@@ -263,6 +316,11 @@ class LocalHost:
             check_environment_step(self._environment.step(state, action), kinds)
             for state, action in calls
         ]
+
+    def release(self, states: Sequence[Any]) -> None:
+        """See `EnvironmentHost`."""
+        for state in states:
+            self._environment.release(state)
 
 
 def check_environment_step(step: Any, kinds: Sequence[str]) -> Step:
@@ -397,8 +455,8 @@ class EnvironmentPlan:
         return observation + (forced.template if forced and number == self.last else "")
 
 
-def build_talk(spec: MultiTurnRolloutSpec) -> EnvironmentPlan:
-    """Builds the plan of a spec."""
+def build_talk(spec: MultiTurnRolloutSpec, *, replayable: bool = True) -> EnvironmentPlan:
+    """Builds the plan of a spec, whose environment may be replayable or not."""
     if isinstance(spec, AgentRolloutSpec):
         return EnvironmentPlan(
             count=spec.num_generations,
@@ -419,7 +477,7 @@ def build_talk(spec: MultiTurnRolloutSpec) -> EnvironmentPlan:
         max_turns=spec.max_turns,
         forced_answer=spec.forced_answer,
         inline=spec.observation == "inline",
-        on_error=spec.environment.on_error,
+        on_error=spec.resolve_limits(replayable=replayable).on_error,
         system=spec.system,
         examples=list_example_messages(spec),
         players=spec.players,
@@ -434,8 +492,9 @@ def sample_conversations(
     session: SamplingSession,
     dialogue: Dialogue,
     host: EnvironmentHost,
+    clock: Clock = CLOCK,
 ) -> list[RolloutTree]:
-    """Samples `count` games of every problem, one turn at a time for all unfinished games.
+    """Samples `count` games of every problem.
 
     A turn's samples depend only on its problem's seed, its game's place among the problem's, its
     player and its number. The environment's answers depend only on the game's problem, seed and
@@ -455,15 +514,176 @@ def sample_conversations(
     openings = [plan.opening(problem, dialogue) for problem in problems]
     for game in games:
         game.mover.open(openings[game.tree])
-    live = list(_start_games(games, problems, seeds, host, plan))
-    while live := [game for game in live if _has_room(game, plan, session.context_length)]:
-        turns = list(_sample_turns(plan, live, seeds, session, dialogue))
-        live = list(_step_environment(plan, turns, problems, dialogue, host))
+    _SamplingLoop(plan, problems, seeds, session, dialogue, host, clock).run(games)
     by_problem: list[list[OngoingGame]] = [[] for _ in problems]
     for game in games:
         by_problem[game.tree].append(game)
     pairs = zip(problems, by_problem, strict=True)
     return [tree for problem, played in pairs for tree in build_player_trees(problem, played)]
+
+
+@dataclass(slots=True)
+class _SamplingLoop:
+    """Samples games until all have ended.
+
+    Attributes:
+        calls: number of the session's calls.
+        asked: numbers of the games that wait for the environment, with their turns; None for those
+            that begin.
+        ready: numbers of the games that wait for the model.
+    """
+
+    plan: EnvironmentPlan
+    problems: Sequence[Problem]
+    seeds: Sequence[int]
+    session: SamplingSession
+    dialogue: Dialogue
+    host: EnvironmentHost
+    clock: Clock
+    calls: int = 0
+    asked: dict[int, SampledTurn | None] = field(default_factory=dict)
+    ready: list[int] = field(default_factory=list)
+
+    def run(self, games: Sequence[OngoingGame]) -> None:
+        """Plays the games to their ends; none is left open, also where this raises."""
+        queue = self.host if isinstance(self.host, QueueingHost) else _BlockingCalls(self.host)
+        try:
+            for number, game in enumerate(games):
+                seed = derive_seed(self.seeds[game.tree], "environment", game.place)
+                queue.submit(number, "reset", (self.problems[game.tree].fields, seed))
+                self.asked[number] = None
+            since = 0.0
+            while self.asked or self.ready:
+                answers = queue.collect(self._find_longest_wait(queue.patience, since))
+                if answers and not self.ready:
+                    since = self.clock.now()
+                for number, answer in answers:
+                    self._take_answer(games, number, answer)
+                wait = self._find_longest_wait(queue.patience, since)
+                if self.ready and wait is not None and wait <= 0:
+                    for number, turn in self._sample([(n, games[n]) for n in sorted(self.ready)]):
+                        self.asked[number] = turn
+                        queue.submit(number, "step", (turn.game.state, self.plan.action(turn)))
+                    self.ready.clear()
+        finally:
+            self.host.release([game.state for game in games if game.state is not None])
+
+    def _find_longest_wait(self, patience: float | None, since: float) -> float | None:
+        """Seconds that the turns which wait for the model may wait for others; None: for one."""
+        if not self.asked:
+            return 0.0
+        if not self.ready or patience is None:
+            return None
+        return max(0.0, since + patience - self.clock.now())
+
+    def _take_answer(self, games: Sequence[OngoingGame], number: int, answer: Any) -> None:
+        """Records an answer of the environment; the game then waits for the model, or ends."""
+        game, turn = games[number], self.asked.pop(number)
+        if isinstance(answer, HostFault):
+            game.state = None
+            if turn is not None:
+                game.mover.add_turn(turn.segment(FAILED, {}))
+            _end_with_fault(game, answer, self.plan)
+            return
+        if turn is None:
+            game.state = answer
+        elif not self._record_step(turn, answer):
+            return
+        if _has_room(game, self.plan, self.session.context_length):
+            self.ready.append(number)
+        else:
+            self._leave(game)
+
+    def _record_step(self, turn: SampledTurn, step: Step) -> bool:
+        """Records a turn and its answer; returns whether the game goes on."""
+        plan, game, mover = self.plan, turn.game, turn.game.mover
+        mover.add_turn(turn.segment(step.kind, step.info))
+        if plan.players > 1:
+            game.players[1 - game.next].report(step.opponent_info)
+            game.next = step.player
+        game.state = None if step.done else step.state
+        if step.done:
+            return False
+        # Also after the last turn, because it was not done.
+        fault = _show_observation(plan, step, game, self.problems[game.tree], self.dialogue)
+        if fault is not None:
+            _end_with_fault(game, fault, plan)
+            self._leave(game)
+            return False
+        if plan.players == 1:
+            mover.completion = turn.order
+        return True
+
+    def _leave(self, game: OngoingGame) -> None:
+        """Releases a game that ends before the environment says so."""
+        if game.state is not None:
+            self.host.release([game.state])
+            game.state = None
+
+    def _sample(
+        self, waiting: Sequence[tuple[int, OngoingGame]]
+    ) -> Iterator[tuple[int, SampledTurn]]:
+        """Samples the next turn of each game from its seed, those with the same settings together.
+
+        In self-play, all turns are sampled alike.
+        """
+        by_settings: dict[bool, list[tuple[int, OngoingGame]]] = {}
+        for number, game in waiting:
+            is_forced = self.plan.players == 1 and game.mover.turns + 1 > self.plan.max_turns
+            by_settings.setdefault(is_forced, []).append((number, game))
+        for batch in by_settings.values():
+            yield from self._sample_batch(batch)
+
+    def _sample_batch(
+        self, batch: Sequence[tuple[int, OngoingGame]]
+    ) -> Iterator[tuple[int, SampledTurn]]:
+        sampling = self.plan.sampling(batch[0][1].mover.turns + 1)
+        groups = self._group_games(batch)
+        requests = self._build_requests(groups)
+        completions = [one for group in self.session.generate(requests, sampling) for one in group]
+        self.calls += 1
+        flat = [pair for group in groups for pair in group]
+        for order, ((number, game), completion) in enumerate(zip(flat, completions, strict=True)):
+            text, ends = read_turn(self.dialogue, completion.token_ids, sampling.prefix)
+            turn = game.mover.turns + 1
+            first = may_close_think(self.dialogue, turn, game.mover.context)
+            spans = find_spans(text, ends, sampling.spans, first_turn=first)
+            hull = find_hull(text, ends, sampling.spans, first_turn=first)
+            seed, at = game.derive_turn_seed(self.seeds[game.tree]), (self.calls, order)
+            yield number, SampledTurn(game, turn, seed, at, completion, text, spans, hull)
+
+    def _group_games(
+        self, batch: Sequence[tuple[int, OngoingGame]]
+    ) -> list[list[tuple[int, OngoingGame]]]:
+        """Groups games that share a request: those of a problem in their first turn."""
+        groups: dict[tuple[bool, int], list[tuple[int, OngoingGame]]] = {}
+        for number, game in batch:
+            begins = _begins(game)
+            groups.setdefault((begins, game.tree if begins else number), []).append((number, game))
+        return list(groups.values())
+
+    def _build_requests(
+        self, groups: Sequence[Sequence[tuple[int, OngoingGame]]]
+    ) -> list[CompletionRequest]:
+        """One request per group. If all continue completions of the session's last call, they say
+        so. In self-play nothing is kept in the engine's cache: the next turn is another player's.
+        """
+        firsts = [group[0][1].mover for group in groups]
+        extended = [
+            None if mover.completion is None or mover.completion[0] != self.calls
+            else mover.completion[1]
+            for mover in firsts
+        ]  # fmt: skip
+        keeps = None not in extended
+        return [
+            CompletionRequest(
+                mover.context,
+                extends if keeps else None,
+                tuple(game.derive_turn_seed(self.seeds[game.tree]) for _, game in group),
+                self.plan.players > 1 or mover.turns + 1 == self.plan.last,
+            )
+            for group, mover, extends in zip(groups, firsts, extended, strict=True)
+        ]
 
 
 def _has_room(game: OngoingGame, plan: EnvironmentPlan, context_length: int) -> bool:
@@ -478,101 +698,6 @@ def _has_room(game: OngoingGame, plan: EnvironmentPlan, context_length: int) -> 
 def _begins(game: OngoingGame) -> bool:
     """Whether no turn has been made yet."""
     return game.next == 0 and game.mover.turns == 0
-
-
-def _start_games(
-    games: Sequence[OngoingGame],
-    problems: Sequence[Problem],
-    seeds: Sequence[int],
-    host: EnvironmentHost,
-    plan: EnvironmentPlan,
-) -> Iterator[OngoingGame]:
-    """Yields the games whose environment could be reset."""
-    calls = [
-        (problems[game.tree].fields, derive_seed(seeds[game.tree], "environment", game.place))
-        for game in games
-    ]
-    for game, state in zip(games, host.reset(calls), strict=True):
-        if isinstance(state, HostFault):
-            _end_with_fault(game, state, plan)
-        else:
-            game.state = state
-            yield game
-
-
-def _sample_turns(
-    plan: EnvironmentPlan,
-    live: Sequence[OngoingGame],
-    seeds: Sequence[int],
-    session: SamplingSession,
-    dialogue: Dialogue,
-) -> Iterator[SampledTurn]:
-    """Samples the next turn of each game from its seed. All games are at the same turn, unless in
-    self-play, where all turns are sampled alike."""
-    sampling = plan.sampling(live[0].mover.turns + 1)
-    drawn = [game.derive_turn_seed(seeds[game.tree]) for game in live]
-    completions = session.generate(_build_requests(plan, live, drawn), sampling)
-    flat = [one for group in completions for one in group]
-    for order, (game, seed, completion) in enumerate(zip(live, drawn, flat, strict=True)):
-        text, ends = read_turn(dialogue, completion.token_ids, sampling.prefix)
-        number = game.mover.turns + 1
-        first = may_close_think(dialogue, number, game.mover.context)
-        spans = find_spans(text, ends, sampling.spans, first_turn=first)
-        hull = find_hull(text, ends, sampling.spans, first_turn=first)
-        yield SampledTurn(game, number, seed, order, completion, text, spans, hull)
-
-
-def _build_requests(
-    plan: EnvironmentPlan, live: Sequence[OngoingGame], drawn: Sequence[int]
-) -> list[CompletionRequest]:
-    """One request per game, in order; the games of a problem share that of their first turn.
-
-    In self-play nothing is kept in the engine's cache: the next turn is another player's.
-    """
-    if not _begins(live[0]):
-        is_last = plan.players > 1 or live[0].mover.turns + 1 == plan.last
-        return [
-            CompletionRequest(game.mover.context, game.mover.completion, (seed,), is_last)
-            for game, seed in zip(live, drawn, strict=True)
-        ]
-    by_tree: dict[int, list[int]] = {}
-    for game, seed in zip(live, drawn, strict=True):
-        by_tree.setdefault(game.tree, []).append(seed)
-    contexts = {game.tree: game.mover.context for game in live}
-    is_last = plan.players > 1 or plan.last == 1
-    return [CompletionRequest(contexts[t], None, tuple(s), is_last) for t, s in by_tree.items()]
-
-
-def _step_environment(
-    plan: EnvironmentPlan,
-    turns: Sequence[SampledTurn],
-    problems: Sequence[Problem],
-    dialogue: Dialogue,
-    host: EnvironmentHost,
-) -> Iterator[OngoingGame]:
-    """Passes the turns to the environment, records both, and yields the games that continue."""
-    calls = [(turn.game.state, plan.action(turn)) for turn in turns]
-    for turn, step in zip(turns, host.step(calls), strict=True):
-        game, mover = turn.game, turn.game.mover
-        if isinstance(step, HostFault):
-            mover.add_turn(turn.segment(FAILED, {}))
-            _end_with_fault(game, step, plan)
-            continue
-        mover.add_turn(turn.segment(step.kind, step.info))
-        if plan.players > 1:
-            game.players[1 - game.next].report(step.opponent_info)
-            game.next = step.player
-        if step.done:
-            continue
-        # Also after the last turn, because it was not done.
-        fault = _show_observation(plan, step, game, problems[game.tree], dialogue)
-        if fault is not None:
-            _end_with_fault(game, fault, plan)
-            continue
-        game.state = step.state
-        if plan.players == 1:
-            mover.completion = turn.order
-        yield game
 
 
 def _require_encodable_texts(plan: EnvironmentPlan, dialogue: Dialogue) -> None:

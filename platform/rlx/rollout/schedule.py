@@ -133,9 +133,15 @@ class RolloutPlan:
         return replace(self, levels=levels, own=own)
 
 
-def build_rollout_plan(spec: RolloutSpec) -> RolloutPlan:
-    """Builds the levels of a schedule."""
-    talk = build_talk(spec) if isinstance(spec, MultiTurnRolloutSpec) else None
+def build_rollout_plan(spec: RolloutSpec, *, replayable: bool = True) -> RolloutPlan:
+    """Builds the levels of a schedule.
+
+    Args:
+        replayable: whether its environment is.
+    """
+    talk = (
+        build_talk(spec, replayable=replayable) if isinstance(spec, MultiTurnRolloutSpec) else None
+    )
     return RolloutPlan(
         spec.list_levels(),
         spec.system,

@@ -712,7 +712,8 @@ def _check_time_limits(spec: ExperimentSpec) -> Iterator[Diagnostic]:
         for name, reward in rewards.items()
     }
     if isinstance(spec.rollout, EnvironmentRolloutSpec):
-        limits["rollout", "environment", "deadline"] = spec.rollout.environment.deadline
+        deadline = spec.rollout.environment.deadline
+        limits["rollout", "environment", "deadline"] = 0.0 if deadline is None else deadline
     if isinstance(spec.rollout, AgentRolloutSpec):
         limits["rollout", "deadline"] = spec.rollout.deadline
     path, longest = max(limits.items(), key=lambda item: item[1], default=((), 0.0))

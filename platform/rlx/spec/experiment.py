@@ -44,6 +44,7 @@ _LATER_DEFAULTS: Final[tuple[tuple[tuple[str, ...], str, Any], ...]] = (
     (("rollout",), "max_prompt_tokens", None),
     (("rollout",), "self_play", None),
     (("rollout",), "examples", []),
+    (("rollout",), "live", {"sessions": 64, "episode_deadline": None, "patience": None}),
     (("rollout", "*"), "prefix", ""),
     (("rollout", "levels", "*"), "prefix", ""),
     (("loss",), "expected", None),
@@ -72,6 +73,8 @@ _FORMER_SETTINGS: Final = (
 )
 """Settings of earlier versions, and the value that means what rlx does now: a recorded experiment
 may have them with this value."""
+_FORMER_LIMITS: Final = {"deadline": 5.0, "on_error": "fail"}
+"""Defaults of earlier versions that are null now."""
 _FORMER_IN_DIGEST: Final = {
     "probe": {"max_tokens": None},
     "rollout": {"off_policy_steps": 0},
@@ -297,6 +300,10 @@ class ExperimentSpec(StrictModel):
         if settings["probe"] is not None:
             settings["probe"] |= _FORMER_IN_DIGEST["probe"]
         settings["sampler"] |= _FORMER_IN_DIGEST.get(self.sampler.engine, {})
+        for environment in _list_sections(settings, ("rollout", "environment")):
+            for name, former in _FORMER_LIMITS.items():  # null means them for all that there was
+                if environment[name] is None:
+                    environment[name] = former
         if settings["model"].get("tokenizer", "") is None:
             # Runs of before had this default; where null chooses another, they could not run.
             settings["model"]["tokenizer"] = CLOSED_VOCABULARIES[0]

@@ -1,6 +1,8 @@
 """The `rollout:` section (entry-point group `rlx.schedules`): the turns of rollout trees."""
 
+import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Final, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
@@ -127,14 +129,53 @@ def _split_blocks(text: str, names: Sequence[str]) -> list[tuple[str, str]]:
         blocks.append((name, text[start : len(text) if following < 0 else following]))
 
 
+OnError = Literal["fail", "drop_sample", "drop_group"]
+
+
+@dataclass(frozen=True, slots=True)
+class EnvironmentLimits:
+    """What an environment may take, and what its faults cost.
+
+    Attributes:
+        call: seconds of one call.
+        episode: seconds of all calls of one episode.
+        patience: seconds that a turn waits for others to be sampled with; None: for all of them.
+        sessions: sessions at once, on each rank, if they are not replayable.
+        on_error: what becomes of a rollout with a fault.
+    """
+
+    call: float
+    episode: float
+    patience: float | None
+    sessions: int
+    on_error: OnError
+
+
 class EnvironmentUse(PluginUse):
     """An environment plugin by name; every other key is an option of the plugin."""
 
-    deadline: float = Field(5.0, gt=0)
-    """Time limit of one call, in seconds."""
-    on_error: Literal["fail", "drop_sample", "drop_group"] = "fail"
+    deadline: float | None = Field(None, gt=0)
+    """Time limit of one call, in seconds. null: 5, or 60 if the environment is not replayable."""
+    on_error: OnError | None = None
     """What to do with a rollout whose environment raised, hung, crashed or returned an invalid
-    step."""
+    step. null: fail, or drop_sample if the environment is not replayable."""
+
+
+class LiveSessions(StrictModel):
+    """Limits of an environment with live sessions."""
+
+    sessions: Count = Field(64, ge=1)
+    """Sessions at once, on each rank, if the environment is not replayable."""
+    episode_deadline: float | None = Field(None, gt=0)
+    """Time limit of all calls of an episode, in seconds. null: none, or 600 if the environment is
+    not replayable."""
+    patience: float | None = Field(None, ge=0)
+    """Seconds that a turn waits for others to be sampled with. null waits for all, so that a
+    resumed run samples the same batches; if the environment is not replayable, 0.2."""
+
+
+_REPLAYABLE = EnvironmentLimits(5.0, math.inf, None, 64, "fail")
+_LIVE = EnvironmentLimits(60.0, 600.0, 0.2, 64, "drop_sample")
 
 
 class ForcedAnswer(StrictModel):
@@ -195,6 +236,19 @@ class EnvironmentRolloutSpec(MultiTurnRolloutSpec):
     format; inline, as tokens directly after the turn (KG-R1)."""
     self_play: SelfPlay | None = None
     """null lets the environment play every other player, in training too."""
+    live: LiveSessions = LiveSessions()
+
+    def resolve_limits(self, *, replayable: bool) -> EnvironmentLimits:
+        """The limits, with the defaults of an environment that is replayable or is not."""
+        usual = _REPLAYABLE if replayable else _LIVE
+        own, live = self.environment, self.live
+        return EnvironmentLimits(
+            call=usual.call if own.deadline is None else own.deadline,
+            episode=usual.episode if live.episode_deadline is None else live.episode_deadline,
+            patience=usual.patience if live.patience is None else live.patience,
+            sessions=live.sessions,
+            on_error=own.on_error or usual.on_error,
+        )
 
     @property
     def players(self) -> int:
@@ -243,7 +297,7 @@ class AgentRolloutSpec(MultiTurnRolloutSpec):
     patience: float | None = Field(None, ge=0)
     """Seconds that a request waits for others to be sampled with. null waits until every running
     program waits for the model, so that a resumed run samples the same batches."""
-    on_error: Literal["fail", "drop_sample", "drop_group"] = "drop_sample"
+    on_error: OnError = "drop_sample"
     """What to do with a rollout whose program failed, hung, flooded or made no request."""
 
     @model_validator(mode="after")

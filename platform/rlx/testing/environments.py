@@ -143,7 +143,7 @@ class _EpisodeCase:
             AssertionError: the environment failed.
         """
         steps: list[Step] = []
-        state = self.assert_answered(host.reset([(self.episode.problem, _SEED)])[0], "its reset")
+        state = self.begin_on(host)
         player, taken = 0, [0, 0]
         for number, text in enumerate(self.episode.turns, start=1):
             taken[player] += 1
@@ -151,10 +151,20 @@ class _EpisodeCase:
             what = f"turn {number}, {_shorten_turn_text(text)}"
             steps.append(self.assert_answered(step, what))
             if steps[-1].done:
-                break
+                return steps
             state = steps[-1].state
             player = steps[-1].player if self.episode.self_play else 0
+        host.release([state])
         return steps
+
+    def begin_on(self, host: EnvironmentHost) -> Any:
+        """Returns the first state.
+
+        Raises:
+            AssertionError: the environment failed.
+        """
+        (state,) = host.reset([(self.episode.problem, _SEED)])
+        return self.assert_answered(state, "its reset")
 
     def assert_answered(self, answer: Any, what: str) -> Any:
         """Returns what a worker answered.
@@ -213,6 +223,13 @@ class _WatchedEnvironment:
     @property
     def kinds(self) -> tuple[str, ...]:
         return self.environment.kinds
+
+    @property
+    def replayable(self) -> bool:
+        return self.environment.replayable
+
+    def release(self, state: Any) -> None:
+        self.environment.release(state)
 
     def reset(self, problem: Mapping[str, Any], seed: int) -> Any:
         """Calls the environment's `reset`.
@@ -275,7 +292,13 @@ def _check_environment_examples(subject: Subject, extra_problems: _Given) -> Non
         assert not promised.observations or observations == promised.observations, message
 
 
+def _require_replayable(subject: Subject) -> None:
+    if not _build_first_environment(subject).replayable:
+        raise SkipTest("it is not replayable")
+
+
 def _check_environment_determinism(subject: Subject, extra_problems: _Given) -> None:
+    _require_replayable(subject)
     for cases in _group_by_options(_build_episode_cases(subject, extra_problems)):
         first, second = ([case.play_episode() for case in cases] for _ in range(2))
         with open_environment_host(cases[0].environment, fresh=True) as host:
@@ -287,6 +310,7 @@ def _check_environment_determinism(subject: Subject, extra_problems: _Given) -> 
 
 
 def _check_states_unchanged(subject: Subject, extra_problems: _Given) -> None:
+    _require_replayable(subject)
     for case in _build_episode_cases(subject, extra_problems):
         case.play_episode(watched=True)
 
@@ -294,22 +318,27 @@ def _check_states_unchanged(subject: Subject, extra_problems: _Given) -> None:
 def _check_hostile_actions(subject: Subject, extra_problems: _Given) -> None:
     for case, *_ in _group_by_options(_build_episode_cases(subject, extra_problems)):
         with open_environment_host(case.environment) as host:
-            (state,) = host.reset([(case.episode.problem, _SEED)])
-            case.assert_answered(state, "its reset")
+            state = case.begin_on(host)
             actions = [
                 (label, action)
                 for label, text in _HOSTILE.items()
                 for action in _build_hostile_actions(case, text)
             ]
-            steps = host.step([(state, action) for _, action in actions])
+            # One that is not replayable does not go back to its first state.
+            branches = case.environment.replayable
+            firsts = [state if branches else case.begin_on(host) for _ in actions]
+            pairs = zip(firsts, actions, strict=True)
+            steps = host.step([(first, action) for first, (_, action) in pairs])
             for (label, _), step in zip(actions, steps, strict=True):
                 assert not isinstance(step, HostFault), f"{label}: {step.reason}"
             going = [s.state for s in steps if isinstance(s, Step) and not s.done]
             action = case.action(2, case.episode.turns[0])
-            for step in host.step([(state, action) for state in going]):
+            afterwards = host.step([(state, action) for state in going])
+            for step in afterwards:
                 assert not isinstance(step, HostFault), (
                     f"the turn after hostile text: {step.reason}"
                 )
+            host.release([state, *(s.state for s in afterwards if isinstance(s, Step))])
 
 
 def _check_both_players(subject: Subject, extra_problems: _Given) -> None:

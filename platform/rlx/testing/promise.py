@@ -27,8 +27,9 @@ from pydantic_core import to_json
 from rlx.discovery import bind_implementation, build_plugin, import_implementation
 from rlx.errors import RlxError
 from rlx.plugin import Environment, Plugin
-from rlx.reward import JobOutcome, PooledHost, RewardJob, RewardPool
-from rlx.spec import EnvironmentUse, PluginUse, RunnerSpec
+from rlx.reward import JobOutcome, RewardJob, RewardPool, host_environment
+from rlx.rollout import EnvironmentHost
+from rlx.spec import EnvironmentRolloutSpec, EnvironmentUse, PluginUse, RunnerSpec
 from rlx.spec.reading import explain_validation_error
 
 _SECONDS = 30.0
@@ -154,7 +155,9 @@ def score_jobs(jobs: Sequence[RewardJob], *, fresh: bool = False) -> list[JobOut
 
 
 @contextmanager
-def open_environment_host(environment: Environment, *, fresh: bool = False) -> Iterator[PooledHost]:
+def open_environment_host(
+    environment: Environment, *, fresh: bool = False
+) -> Iterator[EnvironmentHost]:
     """Hosts an environment as a run does, in a worker with the default deadline.
 
     Args:
@@ -162,7 +165,9 @@ def open_environment_host(environment: Environment, *, fresh: bool = False) -> I
         fresh: use a newly started worker.
     """
     with _open_reward_pool(fresh) as pool:
-        yield PooledHost(environment, pool, EnvironmentUse.model_fields["deadline"].default)
+        rollout = EnvironmentRolloutSpec(environment=EnvironmentUse(plugin="environment"))
+        limits = rollout.resolve_limits(replayable=environment.replayable)
+        yield host_environment(environment, pool, limits)
 
 
 @contextmanager

@@ -1,0 +1,48 @@
+"""Environments whose sessions wander; a module of its own, so that workers can import it."""
+
+import os
+import random
+import threading
+import time
+from pathlib import Path
+from typing import Any, ClassVar
+
+from rlx.plugin import Action, Reply, StatefulEnvironment
+
+
+class Wandering(StatefulEnvironment):
+    """Walks by a die and tells the whole way; a call takes up to 20 ms."""
+
+    kinds: ClassVar[tuple[str, ...]] = ("say",)
+
+    folder: str = ""
+    """Where a session leaves a file while it is open."""
+
+    def open(self, problem: Any, seed: int) -> Any:
+        way = {"name": problem["name"], "seed": seed, "way": [], "lock": threading.Lock()}
+        self._locate(way).touch()
+        return way
+
+    def play(self, game: Any, action: Action) -> Reply:
+        drawn = random.randint(1, 1000)
+        time.sleep(drawn / 50_000)  # scenario
+        game["way"].append(drawn)
+        way = " ".join(map(str, game["way"]))
+        return Reply(
+            kind="say",
+            observation=f"[{game['name']} {way}]",
+            done=drawn > 950,
+            info={"said": action.text, "way": list(game["way"]), "process": os.getpid()},
+        )
+
+    def close(self, game: Any) -> None:
+        self._locate(game).unlink(missing_ok=True)
+
+    def _locate(self, game: Any) -> Path:
+        return Path(self.folder) / f"{game['name']}-{game['seed']}-{os.getpid()}"
+
+
+class Live(Wandering):
+    """One that cannot be replayed."""
+
+    replayable: ClassVar[bool] = False
