@@ -12,7 +12,7 @@ from rlx.errors import DivergedModelError, SpecError
 from rlx.model import Policy
 from rlx.rollout import CompletionRequest
 from rlx.sampler import TransformersSampler
-from rlx.sampler.transformers_engine import LOOK_EVERY, _DecodingLoop
+from rlx.sampler.transformers_engine import LOOK_EVERY, _count_common, _DecodingLoop
 from rlx.spec import TurnSpec
 
 DEVICE = torch.device(os.environ.get("RLX_TEST_DEVICE", "cpu"))
@@ -144,6 +144,45 @@ def test_log_probabilities_of_given_tokens_are_those_of_a_plain_forward(monkeypa
 
 
 # Against itself ----------------------------------------------------------------------------------
+
+
+def test_what_all_contexts_begin_with_is_read_once(policy, monkeypatch):
+    """The last context is what all begin with; of it, too, one token is read with the others."""
+    opening = policy.dialogue.open("nums: 2 3 4 5 6 7 8 9 2 3 4 5 6 7 8 9\n")
+    ends = [policy.dialogue.encode(f"target: {n}{n}\n") for n in range(3, 8)]
+    contexts = [*((*opening, *end[: 3 + n]) for n, end in enumerate(ends)), tuple(opening)]
+    requests = [CompletionRequest(c, None, (7 * n, 7 * n + 1)) for n, c in enumerate(contexts)]
+    alone = [sample(policy, [request])[0] for request in requests]
+    engine, counts = sampler(policy), []
+    kind = type(engine._decoders.within().start(1))
+    read = kind.read
+
+    def note(rows, fresh, room):
+        counts.append([len(tokens) for tokens in fresh])
+        return read(rows, fresh, room)
+
+    monkeypatch.setattr(kind, "read", note)
+    with engine.session() as session:
+        assert_agrees(session.generate(requests, ANSWER), alone)
+    common = len(opening) - 1
+    assert counts[:2] == [[common], [len(context) - common for context in contexts]]
+
+
+def test_a_common_beginning_is_read_for_itself_where_that_saves_a_third():
+    contexts = {
+        "one context": [(1, 2, 3)],
+        "a third of two": [(1, 2, 3), (1, 2, 4)],
+        "less than a third": [(1, 2, 3, 4), (1, 2, 4, 4)],
+        "one is the beginning": [(1, 2, 3), (1, 2, 3, 4), (1, 2, 3, 5)],
+        "nothing": [(1, 2), (2, 2), (3, 2)],
+    }
+    assert {name: _count_common(those) for name, those in contexts.items()} == {
+        "one context": 0,
+        "a third of two": 2,
+        "less than a third": 0,
+        "one is the beginning": 2,
+        "nothing": 0,
+    }
 
 
 def test_what_nobody_waits_for_ends(policy, requests, two_turns):
