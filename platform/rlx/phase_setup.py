@@ -18,7 +18,7 @@ from rlx.plugin import (
     get_confidence_values,
 )
 from rlx.reward import NamedReward, RewardPool, host_environment
-from rlx.rollout import EnvironmentHost, RolloutPlan, build_rollout_plan
+from rlx.rollout import EnvironmentHost, RolloutPlan, ToolHost, build_rollout_plan
 from rlx.spec import EnvironmentRolloutSpec, ExperimentSpec
 from rlx.train_batch import CreditRules, Estimate
 
@@ -160,7 +160,8 @@ def build_environment_host(setup: PhaseSetup, pool: RewardPool) -> EnvironmentHo
     if environment is None or not isinstance(rollout, EnvironmentRolloutSpec):
         return None
     limits = rollout.resolve_limits(replayable=environment.replayable)
-    return host_environment(environment, pool, limits, rollout.environment.plugin)
+    host = host_environment(environment, pool, limits, rollout.environment.plugin)
+    return ToolHost(host) if rollout.tools else host
 
 
 def _require_reward_plugin(name: str, plugin: Plugin) -> RewardPlugin:

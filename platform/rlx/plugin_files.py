@@ -46,6 +46,8 @@ _KEPT = re.compile(r"(?P<file>[^/:@]+\.py)@(?P<digest>[0-9a-f]{16}):(?P<name>[A-
 _MODULE = "of_{digest}"
 _NAMING_KEYS = ("plugin", "function")
 """Keys of an experiment whose values may name Python files."""
+_NAMING_LISTS = ("tools",)
+"""Keys of lists whose items may."""
 
 
 __path__: list[str] = []
@@ -118,14 +120,37 @@ class KeptPlugin:
             AttributeError: the file defines no such name.
             Exception: whatever the file raises.
         """
+        offered = self.load_object()
+        return adapt_function(offered, self) if inspect.isfunction(offered) else offered
+
+    def load_object(self) -> Any:
+        """Imports the file and returns the object of that name as it is.
+
+        Raises:
+            EnvironmentFault, AttributeError, Exception: as `load`.
+        """
         self.locate()
         module = importlib.import_module(self.module)
         if not hasattr(module, self.name):
             own = [name for name, value in vars(module).items() if _is_of(value, self.module)]
             defines = ", ".join(own) or "no function and no class"
             raise AttributeError(f"{self.file} defines no {self.name}; it defines {defines}")
-        offered = getattr(module, self.name)
-        return adapt_function(offered, self) if inspect.isfunction(offered) else offered
+        return getattr(module, self.name)
+
+
+def load_function(name: str) -> Callable[..., Any]:
+    """Imports a function by `module:name`, or that of a kept file.
+
+    Raises:
+        TypeError: it is no function.
+        Exception: whatever its module raises, or there is no such function.
+    """
+    kept = KeptPlugin.parse(name)
+    module, _, attribute = name.partition(":")
+    function = kept.load_object() if kept else getattr(importlib.import_module(module), attribute)
+    if not callable(function):
+        raise TypeError(f"{name} is a {type(function).__name__}, not a function")
+    return function  # type: ignore[no-any-return]
 
 
 def _is_of(value: Any, module: str) -> bool:
@@ -223,15 +248,21 @@ def list_plugin_files(tree: Any) -> list[str]:
 def map_plugin_names(
     node: Any, rename: Callable[[str, tuple[str | int, ...]], str], path: tuple[str | int, ...] = ()
 ) -> Any:
-    """Returns the values of an experiment, in which the name of every plugin, and of an agent's
-    function, is what `rename` makes of it and of the path of its key. Dotted keys, as in
+    """Returns the values of an experiment, in which the name of every plugin, tool, and agent's
+    function is what `rename` makes of it and of the path of its key. Dotted keys, as in
     `phases[].set`, count by their last part."""
     if isinstance(node, list):
         return [map_plugin_names(each, rename, (*path, n)) for n, each in enumerate(node)]
     if isinstance(node, dict):
         return {key: map_plugin_names(each, rename, (*path, key)) for key, each in node.items()}
-    key = str(path[-1]).rpartition(".")[2] if path else ""
-    return rename(node, path) if isinstance(node, str) and key in _NAMING_KEYS else node
+    return rename(node, path) if isinstance(node, str) and names_plugin(path) else node
+
+
+def names_plugin(path: Sequence[str | int]) -> bool:
+    """Whether the value at a path of an experiment may name a Python file."""
+    is_item = len(path) > 1 and isinstance(path[-1], int)
+    key = str(path[-2] if is_item else path[-1]).rpartition(".")[2] if path else ""
+    return key in (_NAMING_LISTS if is_item else _NAMING_KEYS)
 
 
 def _hash_text(text: bytes) -> str:

@@ -7,7 +7,6 @@ from .programs import (
 )
 from .requests import AgentRequests
 from .sampling import AgentHost
-from .starter import load_agent
 
 __all__ = [
     "AgentHost",
@@ -17,5 +16,4 @@ __all__ = [
     "ProgramRunner",
     "build_rollout_host",
     "compute_command_digests",
-    "load_agent",
 ]

@@ -5,7 +5,6 @@ lines of JSON; where its parent is gone, it ends all that it started.
 """
 
 import asyncio
-import importlib
 import inspect
 import json
 import os
@@ -28,30 +27,12 @@ from rlx.descendants import (
     list_descendants,
     reap_orphans,
 )
-from rlx.plugin_files import KeptPlugin
+from rlx.plugin_files import load_function
 
 OUTPUT, PROBLEM, FOLDER = "output.txt", "problem.json", "work"
 """In a program's folder: what it prints, what it is given, and the folder that it starts in."""
 NOT_STARTED = 127
 """Exit code of a program that cannot be started, as of a shell."""
-
-
-def load_agent(name: str) -> Callable[..., Any]:
-    """Imports the function of an agent, `module:name` or a kept file's.
-
-    Raises:
-        Exception: whatever the module raises, or there is no such function.
-    """
-    kept = KeptPlugin.parse(name)
-    if kept is not None:
-        kept.locate()
-        module, attribute = kept.module, kept.name
-    else:
-        module, _, attribute = name.partition(":")
-    function = getattr(importlib.import_module(module), attribute)
-    if not callable(function):
-        raise TypeError(f"{name} is a {type(function).__name__}, not a function")
-    return function  # type: ignore[no-any-return]
 
 
 class _Starter:
@@ -89,7 +70,7 @@ class _Starter:
             return
         if (name := order["function"]) is not None and name not in self._functions:
             try:
-                self._functions[name] = load_agent(name)
+                self._functions[name] = load_function(name)
             except (Exception, SystemExit) as error:  # noqa: BLE001  (the code of others)
                 why = f"{name} cannot be imported: {type(error).__name__}: {error}"
                 self._write_report(number=order["number"], fault=why)

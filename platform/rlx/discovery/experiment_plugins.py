@@ -23,6 +23,7 @@ from rlx.plugin_calls import show_plugin_output
 from rlx.spec import (
     PLUGIN_SECTIONS,
     PROFILES,
+    TOOLS,
     CreditSpec,
     EnvironmentUse,
     EstimatorUse,
@@ -146,6 +147,8 @@ def plugin_places(tree: Mapping[str, Any]) -> Iterator[PluginReference]:
     rollout = tree.get("rollout")
     if isinstance(rollout, dict) and rollout.get("schedule") == "environment":
         use = rollout.get("environment")
+        if tools := rollout.get("tools"):
+            use = {"plugin": TOOLS, **(use if isinstance(use, dict) else {}), "tools": tools}
         named_at.append((("rollout", "environment"), "environment", EnvironmentUse, use))
     scopes: tuple[tuple[str, type[PluginUse]], ...] = (
         ("turn", TurnReward),

@@ -4,24 +4,36 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
+from functools import cached_property
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Final
 
 from rlx.errors import PluginError, SpecError
 from rlx.model.vocabulary import Vocabulary
-from rlx.plugin import Environment, Message, Problem, Rehearsed, Step, Task
+from rlx.plugin import Environment, Message, Problem, Rehearsed, Step, Task, ToolCall
 from rlx.rollout import (
+    RESULT,
+    RESULT_END,
     EnvironmentPlan,
     LocalHost,
+    ReadReply,
+    Schema,
     TurnPrompt,
+    build_call,
     build_talk,
+    count_shared,
+    describe_tools,
     encode_between_turns,
     encode_opening,
     fill_turn_template,
     find_spans,
+    join_results,
     list_example_messages,
+    make_up_call,
+    read_calls,
     read_turn,
     remove_prefix,
+    write_call,
 )
 from rlx.seeding import derive_seed
 from rlx.spec import EnvironmentRolloutSpec, ExperimentSpec
@@ -38,6 +50,10 @@ INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
 TEMPLATE_DAY: Final = datetime(2025, 1, 1)
 """What chat templates that write today's date get: a run that is resumed tomorrow and an evaluation
 next month show the same prompts."""
+
+
+_INSTEAD = "set model.chat_template: false, which writes tools as plain text"
+"""What to do about a template that cannot be used with tools."""
 
 
 class _DialogueBase(ABC):
@@ -99,6 +115,51 @@ class _DialogueBase(ABC):
     @abstractmethod
     def reply(self, text: str, after: Sequence[int], prefix: str = "") -> tuple[int, ...]:
         """See `rlx.rollout.Dialogue`."""
+
+    def read_reply(self, text: str, context: Sequence[int], tools: Sequence[Schema]) -> ReadReply:
+        """See `rlx.rollout.Dialogue`. Calls are read as the tokenizer says how (`parse_response`),
+        or else as JSON, or a function in tags, between `<tool_call>` and `</tool_call>`."""
+        if getattr(self._tokenizer, "response_template", None) is None:
+            return read_calls(text, tools, bare=self._writes_bare_calls)
+        before = self.decode_tokens(context)
+        try:
+            found = self._tokenizer.parse_response(text, prefix=before, tools=list(tools))
+        except ValueError as error:  # the model did not keep to its own form
+            return ReadReply(text, (ToolCall("", fault=str(error)),))
+        calls = [
+            build_call(call["function"]["name"], call["function"].get("arguments", {}))
+            for call in found.get("tool_calls") or ()
+        ]
+        reasoning = found.get("reasoning_content") or found.get("thinking")
+        return ReadReply(found.get("content") or "", tuple(calls), reasoning)
+
+    @property
+    def _writes_bare_calls(self) -> bool:
+        """Whether a call is a turn that is JSON and nothing else."""
+        return False
+
+    @abstractmethod
+    def encode_results(
+        self,
+        results: Sequence[tuple[ToolCall, str]],
+        text: str,
+        after: Sequence[int],
+        tools: Sequence[Schema],
+        prefix: str = "",
+    ) -> TurnPrompt:
+        """See `rlx.rollout.Dialogue`."""
+
+    @abstractmethod
+    def write_call(self, call: ToolCall) -> str:
+        """Writes a call of a tool as the model is to write it."""
+
+    @abstractmethod
+    def check_tools(self, tools: Sequence[Schema]) -> None:
+        """Checks that the tools, calls of them and their results can be written.
+
+        Raises:
+            SpecError: the model's chat template does not.
+        """
 
     def piece(self, token: int) -> str:
         """Decodes a single token; special tokens decode to their names."""
@@ -182,9 +243,17 @@ class PlainDialogue(_DialogueBase):
         self._beginning = tuple(whole[:found])
 
     def open(
-        self, text: str, system: str = "", history: Sequence[Message] = (), prefix: str = ""
+        self,
+        text: str,
+        system: str = "",
+        history: Sequence[Message] = (),
+        prefix: str = "",
+        tools: Sequence[Schema] = (),
     ) -> tuple[int, ...]:
-        """Returns what begins a dialogue, the system message, earlier turns, and the text."""
+        """Returns what begins a dialogue, the system message, tools, earlier turns, and the
+        text."""
+        if tools:
+            system = _prepend_system_message(describe_tools(tools), system)
         asked = [message.content for message in history[::2]] + [text]
         asked[0] = _prepend_system_message(asked[0], system)
         asked[-1] += prefix
@@ -246,6 +315,27 @@ class PlainDialogue(_DialogueBase):
         """Returns the text, after an end token if the turn `after` has none."""
         return (*(() if self._is_closed(after) else self.end_ids[:1]), *self.encode(text + prefix))
 
+    def encode_results(
+        self,
+        results: Sequence[tuple[ToolCall, str]],
+        text: str,
+        after: Sequence[int],
+        tools: Sequence[Schema],
+        prefix: str = "",
+    ) -> TurnPrompt:
+        """Returns each result between its tags, and then the text."""
+        shown = [self.break_control_tokens(result) for _, result in results]
+        text = self.break_control_tokens(text)
+        framed = "".join(f"{RESULT}{result}{RESULT_END}\n" for result in shown)
+        return TurnPrompt(join_results(shown, text), self.reply(framed + text, after, prefix))
+
+    def write_call(self, call: ToolCall) -> str:
+        """Writes it as JSON between `<tool_call>` and `</tool_call>`."""
+        return write_call(call)
+
+    def check_tools(self, tools: Sequence[Schema]) -> None:
+        """Plain text holds everything."""
+
 
 class ChatDialogue(_DialogueBase):
     """Formats turns with the tokenizer's chat template.
@@ -268,7 +358,12 @@ class ChatDialogue(_DialogueBase):
         self.end_ids = tuple(dict.fromkeys((*self._closing[-1:], *end_ids)))
 
     def open(
-        self, text: str, system: str = "", history: Sequence[Message] = (), prefix: str = ""
+        self,
+        text: str,
+        system: str = "",
+        history: Sequence[Message] = (),
+        prefix: str = "",
+        tools: Sequence[Schema] = (),
     ) -> tuple[int, ...]:
         """Returns the messages and the header of the first turn, templated, and the prefix."""
         messages = [_build_message(message.role, message.content) for message in history]
@@ -277,7 +372,83 @@ class ChatDialogue(_DialogueBase):
             messages.insert(0, _build_message("system", system))
         elif system:
             messages[0]["content"] = _prepend_system_message(messages[0]["content"], system)
-        return self.encode(self._render(messages) + prefix)
+        return self.encode(self._render(messages, tools=tools) + prefix)
+
+    def encode_results(
+        self,
+        results: Sequence[tuple[ToolCall, str]],
+        text: str,
+        after: Sequence[int],
+        tools: Sequence[Schema],
+        prefix: str = "",
+    ) -> TurnPrompt:
+        """Returns what the template writes after the turn for the messages with the results."""
+        shown = [self.break_control_tokens(result) for _, result in results]
+        text = self.break_control_tokens(text)
+        messages = [
+            {"role": "tool", "name": call.name, "content": result}
+            for (call, _), result in zip(results, shown, strict=True)
+        ]
+        messages += [_build_message("user", text)] if text else []
+        ids = self.follow_chat(messages, after, tools)
+        return TurnPrompt(join_results(shown, text), (*ids, *self.encode(prefix)))
+
+    def write_call(self, call: ToolCall) -> str:
+        """Writes it as the template writes the calls of earlier turns.
+
+        Raises:
+            SpecError: the template does not write calls.
+        """
+        called = {"name": call.name, "arguments": dict(call.arguments)}
+        asked, word = _build_message("user", "?"), _build_placeholder(repr(called))
+        message = {
+            "role": "assistant",
+            "content": "",
+            "tool_calls": [{"id": "call00000", "type": "function", "function": called}],
+        }
+        told = _build_message("assistant", word)
+        written, around = (
+            self._write_chat([asked, each], (), prompt=False) for each in (message, told)
+        )
+        start = count_shared((written, around))
+        stop = count_shared((written[start:][::-1], around[start:][::-1]))
+        text = written[start : len(written) - stop].strip()
+        if call.name not in text:
+            raise SpecError("the model's chat template does not write calls of tools")
+        return text
+
+    @cached_property
+    def _writes_bare_calls(self) -> bool:
+        call = ToolCall("rlxtool", {"key": "value"})
+        try:
+            written = self.write_call(call)
+        except SpecError:
+            return False
+        return bool(read_calls(written, (), bare=True).calls)
+
+    def check_tools(self, tools: Sequence[Schema]) -> None:
+        """Checks that the template writes tools and results, and that its calls can be read.
+
+        Raises:
+            SpecError: it does not, or they cannot be read.
+        """
+        call = make_up_call(tools[0])
+        try:
+            opened = self.open_chat([_build_message("user", "?")], tools)
+            word = _build_placeholder("")
+            shown = self.decode_tokens(self.encode_results([(call, word)], "", (), tools).token_ids)
+            found = self.read_reply(self.write_call(call), opened, tools)
+        except SpecError as error:
+            raise SpecError(f"{error}; {_INSTEAD}") from error
+        if word not in shown:
+            raise SpecError(
+                f"the model's chat template does not write results of tools; {_INSTEAD}"
+            )
+        if found.calls != (call,):
+            raise SpecError(
+                "the model's chat template writes calls of tools in a form that only a tokenizer "
+                f"with a response_template reads, which this one has not: add it, or {_INSTEAD}"
+            )
 
     def open_chat(
         self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()
@@ -297,12 +468,16 @@ class ChatDialogue(_DialogueBase):
         return self.encode(text)
 
     def _write_chat(
-        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]],
+        *,
+        prompt: bool = True,
     ) -> str:
         from jinja2 import TemplateError
 
         try:
-            return self._apply_template(messages, tools=tools)
+            return self._apply_template(messages, tools=tools, prompt=prompt)
         except (TemplateError, ValueError, TypeError, KeyError) as error:
             raise SpecError(f"the model's chat template refuses these messages: {error}") from error
 
@@ -383,11 +558,17 @@ class ChatDialogue(_DialogueBase):
             )
         return around[1]
 
-    def _render(self, messages: list[dict[str, str]], *, prompt: bool = True) -> str:
+    def _render(
+        self,
+        messages: list[dict[str, str]],
+        *,
+        tools: Sequence[Schema] = (),
+        prompt: bool = True,
+    ) -> str:
         from jinja2 import TemplateError  # imported here: most dialogues have no template
 
         try:
-            return self._apply_template(messages, prompt=prompt)
+            return self._apply_template(messages, tools=tools, prompt=prompt)
         except (TemplateError, ValueError) as error:
             raise SpecError(
                 f"the model's chat template cannot be used ({error}); set model.chat_template: "
@@ -583,14 +764,15 @@ def _iterate_environment_turns(
                 yield _TurnTokens(side.opening, turn)
             said, spans = _parse_turn(dialogue, turn, plan, side.number)
             whose = mover if plan.players > 1 else None
-            action = plan.build_action(said, spans, side.number, player=whose)
+            calls = plan.read_calls(dialogue, said, side.opening)
+            action = plan.build_action(said, spans, side.number, player=whose, calls=calls)
             (step,) = host.step([(state, action)])
             side.turns.append(text)
             side.last_turn = turn
             if not isinstance(step, Step) or step.done:
                 return
             state, mover = step.state, step.player if plan.players > 1 else mover
-            sides[mover].read_observation(step.observation, plan, problem, dialogue)
+            sides[mover].read_answer(step, calls, plan, problem, dialogue)
     finally:
         host.release([state])
 
@@ -615,17 +797,19 @@ class _ScriptedPlayer:
         """Number of its next turn."""
         return len(self.turns) + 1
 
-    def read_observation(
-        self, shown: str, plan: EnvironmentPlan, problem: Problem, dialogue: ModelDialogue
+    def read_answer(
+        self,
+        step: Step,
+        calls: Sequence[ToolCall],
+        plan: EnvironmentPlan,
+        problem: Problem,
+        dialogue: ModelDialogue,
     ) -> None:
         """Reads an observation, which is the prompt of a second player before its first turn."""
         if not self.turns:
-            seen = replace(problem, prompt=shown, allow_control_tokens=False)
+            seen = replace(problem, prompt=step.observation, allow_control_tokens=False)
             self.opening = plan.opening(seen, dialogue).token_ids
             return
-        text = plan.build_turn_text(shown, self.number)
-        observation = dialogue.encode_observation(
-            text, self.last_turn, inline=plan.inline, prefix=plan.turn.prefix
-        )
-        self.observations.append(observation.text)
-        self.opening = observation.token_ids
+        answer = plan.encode_answer(step, calls, self.last_turn, self.number, dialogue)
+        self.observations.append(answer.text)
+        self.opening = answer.token_ids

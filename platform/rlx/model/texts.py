@@ -21,11 +21,19 @@ from rlx.rollout import (
     Dialogue,
     PromptFit,
     build_rollout_plan,
+    describe_tools,
     fill_turn_template,
+    list_schemas,
     measure_prompt,
 )
 from rlx.seeding import derive_seed
-from rlx.spec import CLOSED_VOCABULARIES, ExperimentSpec, KeyPath, TinyModelSpec
+from rlx.spec import (
+    CLOSED_VOCABULARIES,
+    EnvironmentRolloutSpec,
+    ExperimentSpec,
+    KeyPath,
+    TinyModelSpec,
+)
 
 SAMPLE = 256
 """Problems, and demonstrations, of each task whose texts choose and train a tokenizer."""
@@ -144,6 +152,8 @@ def _list_prompts(source: TextSource, sample: int) -> Iterator[str]:
     spec = source.spec
     dialogue = build_vocabulary_dialogue(Vocabulary.build_bytes())
     yield spec.rollout.system
+    if isinstance(spec.rollout, EnvironmentRolloutSpec) and spec.rollout.tools:
+        yield describe_tools(list_schemas(spec.rollout.tools))
     yield from (message.content for one in spec.rollout.examples for message in one.messages)
     yield from (turn.prefix for turn in spec.rollout.turn_specs.values())
     drawn: list[tuple[Task, Split, int]] = [
@@ -192,6 +202,13 @@ def find_text_faults(
     for number, source in enumerate(sources):
         spec = source.spec
         plan, rule = build_rollout_plan(spec.rollout), spec.rollout.max_prompt_tokens
+        if plan.talk is not None and plan.talk.tools:
+            try:
+                dialogue.check_tools(plan.talk.tools)
+            except SpecError as error:
+                what, _, instead = str(error).partition("; ")
+                faults[TextFault(("rollout", "tools"), what, instead)] = None
+                continue
         fit = PromptFit(plan, dialogue, context_length, rule)
         drawn = spec.rollout.prompts_per_step * spec.steps
         problems = _draw_problems(source.task, "train", spec, drawn, most)

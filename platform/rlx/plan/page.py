@@ -192,6 +192,9 @@ def _build_verdict(report: PlanReport) -> Table:
     table.add_row("budget", _describe_budget(report))
     if report.disk is not None:
         table.add_row("disk", _describe_disk(report.disk))
+    for tool in dict.fromkeys(tool for phase in report.phases for tool in phase.tools):
+        schema, call, result = map(escape_unprintable, tool)
+        table.add_row("tool", Text(f"{schema}\n{call} → {result}" if call else schema))
     return table
 
 

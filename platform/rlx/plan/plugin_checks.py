@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
-from rlx.agents import load_agent
 from rlx.discovery import (
     DEMONSTRATIONS,
     NEEDS,
@@ -17,6 +16,7 @@ from rlx.discovery import (
     list_providers,
     resolve_plugins,
 )
+from rlx.errors import SpecError
 from rlx.plugin import (
     Corrupts,
     Environment,
@@ -28,6 +28,8 @@ from rlx.plugin import (
     get_confidence_values,
 )
 from rlx.plugin_calls import show_plugin_output
+from rlx.plugin_files import load_function
+from rlx.rollout import list_schemas
 from rlx.spec import (
     EVERY_TURN,
     PROFILES,
@@ -51,6 +53,7 @@ from rlx.spec import (
     ReinforcePlusPlus,
     ReinforcePlusPlusBaseline,
     Remax,
+    ToolUse,
     TreeGrpo,
     TurnLevelGae,
     TurnSpans,
@@ -143,6 +146,8 @@ def check_plugin_fit(spec: ExperimentSpec, plugins: BuiltPlugins) -> Iterator[Di
         yield from _check_live_sessions(spec, cast(Environment, environment))
     if isinstance(spec.rollout, AgentRolloutSpec):
         yield from _check_agent(spec.rollout)
+    if isinstance(spec.rollout, EnvironmentRolloutSpec):
+        yield from _check_tools(spec.rollout)
 
 
 def _check_estimator_fit(spec: ExperimentSpec, estimator: Estimator) -> Iterator[Diagnostic]:
@@ -342,7 +347,7 @@ def _check_agent(rollout: AgentRolloutSpec) -> Iterator[Diagnostic]:
     if rollout.function is not None:
         try:
             with show_plugin_output(rollout.function):
-                load_agent(rollout.function)
+                load_function(rollout.function)
         except (Exception, SystemExit) as error:  # noqa: BLE001  (the code of others)
             why = f"{type(error).__name__}: {error}"
             yield build_error(
@@ -355,6 +360,24 @@ def _check_agent(rollout: AgentRolloutSpec) -> Iterator[Diagnostic]:
             f"rollout.command: there is no program {rollout.command[0]!r}",
             "name a program on PATH, or the path of one",
         )
+
+
+def _check_tools(rollout: EnvironmentRolloutSpec) -> Iterator[Diagnostic]:
+    """Reports tools that cannot be imported, have no schema, or share a name."""
+    for number, use in enumerate(rollout.tools):
+        try:
+            with show_plugin_output("rollout.tools"):
+                list_schemas(rollout.tools[: number + 1])
+        except SpecError as error:
+            what = str(error).partition(": ")[2]
+            yield build_error(("rollout", "tools", number), f"{_name_tool(use)}: {what}")
+            return
+
+
+def _name_tool(use: ToolUse) -> str:
+    if isinstance(use, str):
+        return f"tool {use!r}"
+    return f"MCP server {use.mcp.url or ' '.join(use.mcp.command or ())!r}"
 
 
 def _environment_name(spec: ExperimentSpec) -> str:

@@ -6,7 +6,8 @@
     notes      placeholders for what is not on this machine, and groups smaller than those of a step
     findings   see `rlx.spec.reading.Diagnostic.to_json`
     disk       see `DiskEstimate`; null if the model's dimensions are unknown
-    phases     [{names, steps, schedule, estimator, settings, made_up, stopped, shown,
+    phases     [{names, steps, schedule, estimator, settings, tools, made_up, stopped,
+                 shown,
                  rows       [{row, parent, tree, group, kind, level, problem, score, advantage,
                               gradient_weight, lost, finish_reason, turns, context, rewards,
                               tokens}]
@@ -23,7 +24,7 @@ assignment failed, `stopped` states the reason and `rows` is empty.
 """
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean, pstdev, stdev
@@ -218,6 +219,8 @@ class PhaseReport:
         schedule: the shape of the schedule, in words.
         estimator: name of the estimator.
         settings: other settings that affect credit, as (name, value).
+        tools: what the policy is told of each tool as JSON, a turn that calls it, and what it reads
+            then; the last two are "" if no synthetic turn calls it.
         made_up: streams with synthetic values.
         stopped: why there are no rows; "" if there are rows.
         rows: the account of every synthetic row.
@@ -234,6 +237,7 @@ class PhaseReport:
     schedule: str
     estimator: str
     settings: tuple[tuple[str, str], ...]
+    tools: tuple[tuple[str, str, str], ...]
     made_up: tuple[str, ...]
     stopped: str
     rows: tuple[RowAccount, ...]
@@ -337,6 +341,7 @@ def _build_phase_report(
         schedule=_describe_schedule(trial),
         estimator=spec.estimator.plugin,
         settings=tuple(_list_credit_settings(spec)),
+        tools=tuple(_list_called_tools(trial)),
         made_up=trial.made_up,
         stopped=trial.stopped,
         rows=rows,
@@ -414,6 +419,21 @@ def _describe_schedule(trial: PlanTrial) -> str:
         counts += " and a forced answer" if plan.talk.forced_answer else ""
         counts += " of each player" if plan.talk.players > 1 else ""
     return f"{spec.schedule}: {spec.prompts_per_step} prompts × {counts}"
+
+
+def _list_called_tools(trial: PlanTrial) -> Iterator[tuple[str, str, str]]:
+    """Yields each tool with the first synthetic turn that calls it, and the answer to it."""
+    talk = trial.setup.plan.talk
+    for tool in talk.tools if talk is not None else ():
+        called = (
+            (segment.text, answer.text)
+            for tree in trial.trees
+            for number, answer in enumerate(tree.segments)
+            if answer.author == "environment"
+            for segment in (tree.segments[answer.parent],)
+            if tool["function"]["name"] in segment.info.get("called", ())
+        )
+        yield (json.dumps(tool["function"], ensure_ascii=False), *next(called, ("", "")))
 
 
 def _list_credit_settings(spec: ExperimentSpec) -> list[tuple[str, str]]:

@@ -30,12 +30,14 @@ from rlx.plugin_calls import blame_plugin, show_plugin_output
 from rlx.rollout import (
     Completion,
     CompletionRequest,
-    Dialogue,
     EnvironmentHost,
     EnvironmentPlan,
     HostFault,
     RolloutPlan,
+    ToolDialogue,
     derive_turn_seed,
+    join_results,
+    make_up_call,
 )
 from rlx.seeding import derive_seed
 from rlx.spec import ExperimentSpec, TinyModelSpec, TurnSpec
@@ -43,7 +45,7 @@ from rlx.spec import ExperimentSpec, TinyModelSpec, TurnSpec
 TAGS = re.compile(r"(</?[A-Za-z_][\w-]*>)")
 
 
-class EncodingDialogue(Dialogue, Protocol):
+class EncodingDialogue(ToolDialogue, Protocol):
     """A dialogue that can also encode arbitrary text and decode single tokens."""
 
     end_ids: tuple[int, ...]
@@ -544,7 +546,7 @@ class Rehearsal:
                 if reader.turns:  # a second player's first observation is its prompt
                     following = len(reader.turns) + 1
                     text = self._talk.build_turn_text(step.observation, following)
-                    reader.observations.append(text)
+                    reader.observations.append(join_results(step.results, text))
         return steps
 
     def release(self, states: Sequence[Any]) -> None:
@@ -564,6 +566,9 @@ class Rehearsal:
             text = self._author.write_response_text(
                 actor.problem, number, drawn, actor.role, confidence
             )
+            if number < min(len(self._talk.tools), self._talk.max_turns - 1):
+                call = make_up_call(self._talk.tools[number])
+                text = fit_to_vocabulary(speech, speech.write_call(call))
         actor.turns.append(text)
         if actor.role == "untagged" and number < self._talk.max_turns:
             bare = TAGS.sub("", text)

@@ -21,7 +21,14 @@ from rlx.plan.checks import find_in_phases
 from rlx.plugin import Demonstration, ListsProblems, Plugin, Problem, Reward, Split, Task
 from rlx.plugin_calls import show_plugin_output
 from rlx.seeding import derive_seed
-from rlx.spec import ExperimentSpec, KeyPath, MultiTurnRolloutSpec, PhaseSpec, TinyModelSpec
+from rlx.spec import (
+    EnvironmentRolloutSpec,
+    ExperimentSpec,
+    KeyPath,
+    MultiTurnRolloutSpec,
+    PhaseSpec,
+    TinyModelSpec,
+)
 from rlx.spec.reading import (
     Diagnostic,
     LoadedSpec,
@@ -132,13 +139,18 @@ def _find_faults(
             if not found or sample == _CHECKED_BY_SUBMIT:
                 yield from found
                 return
-    elif thorough:
+    elif thorough or _has_tools(spec):
         from rlx.model import find_local_context_length, load_local_dialogue
 
         pretrained = load_local_dialogue(spec.model)
         if pretrained is not None:
             longest = find_local_context_length(spec.model)
-            yield from find_text_faults(list_text_sources(spec, plugins), pretrained, longest, None)
+            sources = list_text_sources(spec, plugins)
+            yield from find_text_faults(sources, pretrained, longest, None if thorough else most)
+
+
+def _has_tools(spec: ExperimentSpec) -> bool:
+    return isinstance(spec.rollout, EnvironmentRolloutSpec) and bool(spec.rollout.tools)
 
 
 def _check_right_answers(

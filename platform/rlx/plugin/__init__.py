@@ -45,6 +45,7 @@ from rlx.plugin.environment import (
     SessionState,
     StatefulEnvironment,
     Step,
+    ToolCall,
     close_sessions,
     has_sessions,
 )
@@ -118,6 +119,7 @@ __all__ = [
     "Step",
     "StrictModel",
     "Task",
+    "ToolCall",
     "TrackedPoint",
     "TrackedRun",
     "Tracker",

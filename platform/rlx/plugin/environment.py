@@ -15,6 +15,21 @@ FAILED = "failed"
 """Kind of a turn that its environment failed to answer; reserved by rlx."""
 
 
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A call of a tool, as it was read in a turn of the policy. It is model output and untrusted.
+
+    Attributes:
+        name: the tool's name; "" if none could be read.
+        arguments: by name.
+        fault: why what was written is no call; "" if it is one.
+    """
+
+    name: str
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    fault: str = ""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Action:
     """One turn of the policy, as an environment sees it. Its text is model output and untrusted.
@@ -28,6 +43,7 @@ class Action:
         finish_reason: "stop", or "length" when the token budget ran out.
         player: the player whose turn it is, 0 or 1, in self-play; None where the environment plays
             everyone else.
+        calls: with `rollout.tools`, the calls of tools in the turn.
     """
 
     text: str
@@ -37,6 +53,7 @@ class Action:
     forced: bool = False
     finish_reason: str = "stop"
     player: int | None = None
+    calls: tuple[ToolCall, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +73,8 @@ class Step:
             which must therefore hold nothing that is hidden from it.
         opponent_info: in self-play, added to the `info` of the other player's last turn: how the
             game ended for it.
+        results: with `rollout.tools`, the text that each call of the turn gave; the policy reads
+            them before `observation`.
     """
 
     kind: str
@@ -66,6 +85,7 @@ class Step:
     anchor: str | None = None
     player: int = 0
     opponent_info: Mapping[str, Any] = field(default_factory=dict)
+    results: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

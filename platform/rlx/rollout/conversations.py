@@ -12,21 +12,24 @@ and those of the second another.
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, Protocol, runtime_checkable
+from itertools import islice
+from typing import Any, Literal, Protocol, cast, runtime_checkable
 
 from rlx.errors import SpecError
-from rlx.plugin import FAILED, Action, Environment, Message, Problem, Step
+from rlx.plugin import FAILED, Action, Environment, Message, Problem, Step, ToolCall
 from rlx.rollout.dialogue import (
     Completion,
     CompletionRequest,
     Dialogue,
     SamplingSession,
+    ToolDialogue,
     TurnPrompt,
     encode_opening,
     list_example_messages,
     may_close_think,
     read_turn,
 )
+from rlx.rollout.tools import CallFault, Schema, combine_results, limit_calls, list_schemas
 from rlx.rollout.tree import NO_PARENT, RolloutTree, Segment, Span, find_hull, find_spans
 from rlx.seeding import derive_seed
 from rlx.spec import (
@@ -131,6 +134,7 @@ class SampledTurn:
         number: number in its rollout, from 1.
         seed: sampling seed.
         order: number of the session's call, and index of its completion in it.
+        calls: the calls of tools in it.
     """
 
     game: OngoingGame
@@ -141,6 +145,7 @@ class SampledTurn:
     text: str
     spans: Mapping[str, Span]
     hull: tuple[int, int] | None
+    calls: tuple[ToolCall, ...] = ()
 
     def segment(self, kind: str, info: Mapping[str, Any]) -> Segment:
         """Builds the turn's segment, with the kind and info that the environment reported."""
@@ -299,6 +304,40 @@ class _BlockingCalls:
         return answers
 
 
+class ToolHost:
+    """Answers turns with calls of tools: each call apart, so that one that hangs or crashes is the
+    fault of no other, and its fault is its result.
+
+    Args:
+        host: runs the environment `tools`.
+    """
+
+    def __init__(self, host: EnvironmentHost) -> None:
+        self._host = host
+
+    def reset(self, calls: Sequence[tuple[Mapping[str, Any], int]]) -> list[Any]:
+        """See `EnvironmentHost`."""
+        return [None for _ in calls]
+
+    def release(self, states: Sequence[Any]) -> None:
+        """See `EnvironmentHost`: tools keep no state."""
+
+    def step(self, calls: Sequence[tuple[Any, Action]]) -> list[Step | HostFault]:
+        """See `EnvironmentHost`."""
+        apart = [(s, replace(a, calls=(call,))) for s, a in calls for call in a.calls]
+        results = map(_read_result, self._host.step(apart))
+        return [combine_results(a, list(islice(results, len(a.calls)))) for _, a in calls]
+
+
+def _read_result(answer: Step | HostFault) -> tuple[str, CallFault]:
+    """What came of a single call."""
+    if isinstance(answer, HostFault):
+        return f"error: {answer.reason}", "failed"
+    (result,) = answer.results
+    fault: CallFault = "invalid" if answer.info["invalid"] else "failed"
+    return result, fault if answer.info["invalid"] or answer.info["failed"] else ""
+
+
 class LocalHost:
     """Runs an environment in the calling process, without catching its exceptions."""
 
@@ -353,6 +392,7 @@ def check_environment_step(step: Any, kinds: Sequence[str]) -> Step:
         anchor=None if step.anchor is None else replace_surrogates(str(step.anchor)),
         player=int(step.player),
         opponent_info=copy_info(step.opponent_info, "opponent_info"),
+        results=tuple(replace_surrogates(str(result)) for result in step.results),
     )
 
 
@@ -390,6 +430,7 @@ class EnvironmentPlan:
         players: how many players the policy is: 2 in self-play.
         learn: in self-play, whose turns learn.
         by: who takes turns with the policy.
+        tools: what the turns may call.
     """
 
     count: int
@@ -403,6 +444,7 @@ class EnvironmentPlan:
     players: int = 1
     learn: Literal["both", "first"] = "both"
     by: Literal["environment", "agent"] = "environment"
+    tools: tuple[Schema, ...] = ()
 
     @property
     def last(self) -> int:
@@ -420,7 +462,10 @@ class EnvironmentPlan:
         """The prompt of the first turn."""
         turn = self.turn
         return encode_opening(
-            *(dialogue, turn.template, problem), self.system, self.examples, turn.prefix
+            *(dialogue, turn.template, problem, self.system),
+            examples=self.examples,
+            prefix=turn.prefix,
+            tools=self.tools,
         )
 
     def action(self, turn: SampledTurn) -> Action:
@@ -428,7 +473,41 @@ class EnvironmentPlan:
         player = turn.game.next if self.players > 1 else None
         spans = {name: span.text for name, span in turn.spans.items()}
         finish = turn.completion.finish_reason
-        return self.build_action(turn.text, spans, turn.number, finish, player)
+        return self.build_action(turn.text, spans, turn.number, finish, player, turn.calls)
+
+    def read_calls(
+        self, dialogue: Dialogue, text: str, context: Sequence[int]
+    ) -> tuple[ToolCall, ...]:
+        """The calls of tools in a turn after the tokens `context`."""
+        if not self.tools:
+            return ()
+        read = cast(ToolDialogue, dialogue).read_reply(text, context, self.tools)
+        return limit_calls(read.calls)
+
+    def encode_answer(
+        self,
+        step: Step,
+        calls: Sequence[ToolCall],
+        after: Sequence[int],
+        number: int,
+        dialogue: Dialogue,
+    ) -> TurnPrompt:
+        """What the policy reads between two turns.
+
+        Args:
+            step: the answer to a turn with these calls.
+            after: tokens of the reader's last turn.
+            number: number of its next turn.
+
+        Raises:
+            SpecError: the vocabulary has no token for part of it.
+        """
+        text, prefix = self.build_turn_text(step.observation, number), self.turn.prefix
+        if not self.tools:
+            return dialogue.encode_observation(text, after, inline=self.inline, prefix=prefix)
+        results = list(zip(calls, step.results, strict=True))
+        speech = cast(ToolDialogue, dialogue)
+        return speech.encode_results(results, text, after, self.tools, prefix)
 
     def build_action(
         self,
@@ -437,6 +516,7 @@ class EnvironmentPlan:
         number: int,
         finish: str = "stop",
         player: int | None = None,
+        calls: tuple[ToolCall, ...] = (),
     ) -> Action:
         """A turn, as the environment receives it."""
         return Action(
@@ -447,6 +527,7 @@ class EnvironmentPlan:
             forced=number > self.max_turns,
             finish_reason=finish,
             player=player,
+            calls=calls,
         )
 
     def build_turn_text(self, observation: str, number: int) -> str:
@@ -482,6 +563,7 @@ def build_talk(spec: MultiTurnRolloutSpec, *, replayable: bool = True) -> Enviro
         examples=list_example_messages(spec),
         players=spec.players,
         learn="both" if spec.self_play is None else spec.self_play.learn,
+        tools=list_schemas(spec.tools),
     )
 
 
@@ -605,7 +687,7 @@ class _SamplingLoop:
         if step.done:
             return False
         # Also after the last turn, because it was not done.
-        fault = _show_observation(plan, step, game, self.problems[game.tree], self.dialogue)
+        fault = _show_observation(plan, step, turn, self.problems[game.tree], self.dialogue)
         if fault is not None:
             _end_with_fault(game, fault, plan)
             self._leave(game)
@@ -650,7 +732,8 @@ class _SamplingLoop:
             spans = find_spans(text, ends, sampling.spans, first_turn=first)
             hull = find_hull(text, ends, sampling.spans, first_turn=first)
             seed, at = game.derive_turn_seed(self.seeds[game.tree]), (self.calls, order)
-            yield number, SampledTurn(game, turn, seed, at, completion, text, spans, hull)
+            calls = self.plan.read_calls(self.dialogue, text, game.mover.context)
+            yield number, SampledTurn(game, turn, seed, at, completion, text, spans, hull, calls)
 
     def _group_games(
         self, batch: Sequence[tuple[int, OngoingGame]]
@@ -714,21 +797,24 @@ def _require_encodable_texts(plan: EnvironmentPlan, dialogue: Dialogue) -> None:
 
 
 def _show_observation(
-    plan: EnvironmentPlan, step: Step, game: OngoingGame, problem: Problem, dialogue: Dialogue
+    plan: EnvironmentPlan,
+    step: Step,
+    turn: SampledTurn,
+    problem: Problem,
+    dialogue: Dialogue,
 ) -> HostFault | None:
     """Shows an observation to the next player, of whose rollout it becomes a part.
 
     Text that cannot be encoded is the environment's fault, which is returned.
     """
-    rollout = game.mover
+    rollout = turn.game.mover
     try:
         if rollout.opening is None:
             seen = replace(problem, prompt=step.observation, allow_control_tokens=False)
             rollout.open(plan.opening(seen, dialogue), step.anchor)
             return None
-        text = plan.build_turn_text(step.observation, rollout.turns + 1)
-        prompt = dialogue.encode_observation(
-            text, rollout.last_turn, inline=plan.inline, prefix=plan.turn.prefix
+        prompt = plan.encode_answer(
+            step, turn.calls, rollout.last_turn, rollout.turns + 1, dialogue
         )
     except SpecError as error:
         return HostFault(f"its observation cannot be shown: {error}")

@@ -3,10 +3,11 @@
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from typing import Literal, Protocol
+from typing import Literal, Protocol, cast
 
 from rlx.errors import SpecError
-from rlx.plugin import Message, Problem
+from rlx.plugin import Message, Problem, ToolCall
+from rlx.rollout.tools import ReadReply, Schema
 from rlx.spec import RolloutSpec, TurnSpec
 
 Pieces = Callable[[Sequence[int]], Sequence[str]]
@@ -71,6 +72,45 @@ class Dialogue(Protocol):
         ...
 
 
+class ToolDialogue(Dialogue, Protocol):
+    """A dialogue that can also show tools, and read calls of them."""
+
+    def open(
+        self,
+        text: str,
+        system: str = "",
+        history: Sequence[Message] = (),
+        prefix: str = "",
+        tools: Sequence[Schema] = (),
+    ) -> tuple[int, ...]:
+        """As `Dialogue.open`, with tools."""
+        ...
+
+    def encode_results(
+        self,
+        results: Sequence[tuple[ToolCall, str]],
+        text: str,
+        after: Sequence[int],
+        tools: Sequence[Schema],
+        prefix: str = "",
+    ) -> TurnPrompt:
+        """Encodes what the calls in the turn `after` gave, as messages of the role `tool`, and then
+        a `text` of the user if there is one. All are untrusted."""
+        ...
+
+    def read_reply(self, text: str, context: Sequence[int], tools: Sequence[Schema]) -> ReadReply:
+        """Reads the calls of tools in a turn after the tokens `context`."""
+        ...
+
+    def write_call(self, call: ToolCall) -> str:
+        """Writes a call as the model is to write it.
+
+        Raises:
+            SpecError: the model's chat template does not write calls.
+        """
+        ...
+
+
 class _ReplyingDialogue(Protocol):
     def reply(self, text: str, after: Sequence[int], prefix: str = "") -> tuple[int, ...]: ...
 
@@ -112,6 +152,7 @@ def encode_opening(
     system: str = "",
     examples: Sequence[Message] = (),
     prefix: str = "",
+    tools: Sequence[Schema] = (),
 ) -> TurnPrompt:
     """Encodes what the model reads before the first turn.
 
@@ -122,6 +163,7 @@ def encode_opening(
         system: the experiment's system message, for a problem without its own.
         examples: the experiment's messages before those of the problem.
         prefix: how the first turn begins.
+        tools: what the turns may call.
     """
     own, history = problem.system, problem.history
     if not problem.allow_control_tokens:
@@ -131,8 +173,11 @@ def encode_opening(
             for message in history
         )
     text = fill_turn_template(dialogue, template, problem)
-    ids = dialogue.open(text, own or system, (*examples, *history), prefix)
-    return TurnPrompt(text, ids)
+    messages = (*examples, *history)
+    if not tools:
+        return TurnPrompt(text, dialogue.open(text, own or system, messages, prefix))
+    shows_tools = cast(ToolDialogue, dialogue)
+    return TurnPrompt(text, shows_tools.open(text, own or system, messages, prefix, tools))
 
 
 def read_turn(

@@ -40,8 +40,9 @@ def measure_prompt(plan: RolloutPlan, problem: Problem, dialogue: Dialogue) -> P
     """
     first, *below = plan.levels
     turn = first.turn
+    tools = plan.talk.tools if plan.talk is not None else ()
     opening = encode_opening(
-        *(dialogue, turn.template, problem), plan.system, plan.examples, turn.prefix
+        *(dialogue, turn.template, problem), plan.system, plan.examples, turn.prefix, tools
     )
     prompt = len(opening.token_ids)
     total = prompt + turn.max_new_tokens

@@ -27,9 +27,6 @@ from rlx.spec import TurnSpec
 
 LEAST_LOGPROB = -9999.0
 """What is reported instead of -∞, which JSON has not."""
-CALL, CALL_END = "<tool_call>", "</tool_call>"
-"""How a call is written where the tokenizer does not say it: as JSON between these, which is how
-Qwen, Hermes and others write calls."""
 
 
 class InvalidRequestError(Exception):
@@ -345,33 +342,13 @@ class ServedModel:
             return "bytes:" + "".join(f"\\x{byte:02x}" for byte in content)
 
     def parse_message(self, reply: Reply, tools: Sequence[Mapping[str, Any]]) -> ReplyMessage:
-        """Reads the calls in a reply, if the model was shown tools.
-
-        Calls are read as the tokenizer says how (`parse_response`), or else as JSON between
-        `<tool_call>` and `</tool_call>`. What cannot be read as a call stays in the content.
-        """
+        """Reads the calls in a reply, if the model was shown tools. What cannot be read as a call
+        stays in the content."""
         if not tools:
             return ReplyMessage(content=reply.text)
-        if getattr(self.policy.tokenizer, "response_template", None) is not None:
-            return self._parse_by_tokenizer(reply, tools)
-        content, calls = _split_calls(reply.text)
-        return _build_message(reply, content, calls)
-
-    def _parse_by_tokenizer(self, reply: Reply, tools: Sequence[Mapping[str, Any]]) -> ReplyMessage:
-        try:
-            found = self.policy.tokenizer.parse_response(
-                reply.text,
-                prefix=self.policy.dialogue.decode_tokens(reply.prompt_ids),
-                tools=list(tools),
-            )
-        except ValueError:  # the model did not keep to its own form
-            return ReplyMessage(content=reply.text)
-        calls = [
-            (call["function"]["name"], call["function"].get("arguments", {}))
-            for call in found.get("tool_calls") or ()
-        ]
-        reasoning = found.get("reasoning_content") or found.get("thinking")
-        return _build_message(reply, found.get("content") or "", calls, reasoning)
+        read = self.policy.dialogue.read_reply(reply.text, reply.prompt_ids, tools)
+        calls = [(call.name, call.arguments) for call in read.calls if not call.fault]
+        return _build_message(reply, read.content, calls, read.reasoning)
 
 
 def _build_message(
@@ -392,32 +369,6 @@ def _build_message(
         reasoning_content=reasoning,
         tool_calls=written or None,
     )
-
-
-def _split_calls(text: str) -> tuple[str, list[tuple[str, Any]]]:
-    """Splits a text into what is no call, and the names and arguments of its calls."""
-    content, calls = [], []
-    before, *parts = text.split(CALL)
-    content.append(before)
-    for part in parts:
-        written, _, after = part.partition(CALL_END)
-        call = _read_call(written)
-        if call is None:
-            content.append(CALL + part)
-        else:
-            calls.append(call)
-            content.append(after)
-    return "".join(content), calls
-
-
-def _read_call(text: str) -> tuple[str, Any] | None:
-    try:
-        call = json.loads(text)
-    except ValueError:
-        return None
-    if not isinstance(call, dict) or not isinstance(call.get("name"), str):
-        return None
-    return call["name"], call.get("arguments", call.get("parameters", {}))
 
 
 def _list_starts(ends: Sequence[int]) -> list[int]:

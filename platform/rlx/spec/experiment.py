@@ -44,6 +44,7 @@ _LATER_DEFAULTS: Final[tuple[tuple[tuple[str, ...], str, Any], ...]] = (
     (("rollout",), "max_prompt_tokens", None),
     (("rollout",), "self_play", None),
     (("rollout",), "examples", []),
+    (("rollout",), "tools", []),
     (("rollout",), "live", {"sessions": 64, "episode_deadline": None, "patience": None}),
     (("rollout", "*"), "prefix", ""),
     (("rollout", "levels", "*"), "prefix", ""),

@@ -5,7 +5,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Final, Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
+from pydantic_core import PydanticKnownError
 
 from rlx.plugin import FAILED, Count, PluginSection, Schedule, StrictModel, TurnLevel
 from rlx.plugin import DynamicSampling as DynamicSampling
@@ -178,6 +179,38 @@ _REPLAYABLE = EnvironmentLimits(5.0, math.inf, None, 64, "fail")
 _LIVE = EnvironmentLimits(60.0, 600.0, 0.2, 64, "drop_sample")
 
 
+class McpServer(StrictModel):
+    """A server of the Model Context Protocol, by how it is started or by where it is."""
+
+    command: tuple[Annotated[str, Field(min_length=1)], ...] | None = Field(None, min_length=1)
+    """The program and its arguments, spoken to over stdin and stdout. Arguments that name files are
+    relative to the folder in which the run was submitted."""
+    url: Annotated[str, Field(pattern=r"^https?://\S+$")] | None = None
+    """Instead of a command, the address of a server that runs."""
+
+    @model_validator(mode="after")
+    def _check_place(self) -> Self:
+        if (self.command is None) == (self.url is None):
+            raise ValueError("name the server by `command` or by `url`, and not by both")
+        return self
+
+
+class McpTools(StrictModel):
+    """All tools of a server."""
+
+    mcp: McpServer
+
+
+FunctionName = Annotated[str, Field(pattern=r"^[^:]+:[A-Za-z_]\w*$")]
+"""A Python function: `module:name`, or `FILE.py:name` beside the experiment."""
+
+ToolUse = FunctionName | McpTools
+"""What provides tools: a function, which is one, or a server."""
+
+TOOLS = "tools"
+"""Name of the environment that answers calls of `rollout.tools`."""
+
+
 class ForcedAnswer(StrictModel):
     """One extra turn for rollouts that are not done after the last regular turn."""
 
@@ -226,7 +259,13 @@ class EnvironmentRolloutSpec(MultiTurnRolloutSpec):
     """A prompt, then multi-turn rollouts in which an environment responds to every turn."""
 
     schedule: Literal["environment"] = "environment"
-    environment: EnvironmentUse
+    tools: tuple[ToolUse, ...] = ()
+    """What the policy may call: functions, `module:name` or `FILE.py:name`, and servers as `mcp:
+    {command: [...]}` or `mcp: {url: ...}`. A turn without a call ends the rollout."""
+    environment: EnvironmentUse = Field(
+        EnvironmentUse.model_construct(set(), plugin=TOOLS, deadline=30.0), validate_default=True
+    )
+    """What answers the turns; may be left out with `tools`."""
     turn: TurnSpec = TurnSpec.model_construct(spans=("think", "answer"))
     """Sampling of every turn; the template is shown before the first."""
     forced_answer: ForcedAnswer | None = None
@@ -249,6 +288,25 @@ class EnvironmentRolloutSpec(MultiTurnRolloutSpec):
             sessions=live.sessions,
             on_error=own.on_error or usual.on_error,
         )
+
+    @field_validator("environment")
+    @classmethod
+    def _require_environment(cls, use: EnvironmentUse, info: ValidationInfo) -> EnvironmentUse:
+        if not use.model_fields_set and info.data.get("tools") == ():
+            raise PydanticKnownError("missing")
+        return use
+
+    @model_validator(mode="after")
+    def _check_tools(self) -> Self:
+        if (self.environment.plugin == TOOLS) != bool(self.tools):
+            raise ValueError("environment: `tools` is for the key `tools`, and no other is")
+        if self.tools and self.environment.model_extra:
+            raise ValueError("environment: with `tools` it has `deadline` and `on_error` alone")
+        if self.tools and self.observation == "inline":
+            raise ValueError("observation: results of tools are messages of their own, not inline")
+        if self.tools and self.self_play is not None:
+            raise ValueError("self_play: tools are for one player")
+        return self
 
     @property
     def players(self) -> int:
@@ -280,7 +338,7 @@ class AgentRolloutSpec(MultiTurnRolloutSpec):
     command: tuple[Annotated[str, Field(min_length=1)], ...] | None = Field(None, min_length=1)
     """The program and its arguments. Arguments that name files are relative to the folder in which
     the run was submitted."""
-    function: Annotated[str, Field(pattern=r"^[^:]+:[A-Za-z_]\w*$")] | None = None
+    function: FunctionName | None = None
     """Instead of a command, a Python function, `module:name` or `FILE.py:name`, called with the
     problem, the address and the key."""
     turn: TurnSpec = TurnSpec.model_construct(spans=("think", "answer"))

@@ -24,6 +24,7 @@ from rlx.plugin_files import (
     keep_plugin_file,
     keep_plugin_source,
     map_plugin_names,
+    names_plugin,
 )
 from rlx.spec.base import KeyPath, get_at_path
 from rlx.spec.evaluation import SuiteSpec
@@ -109,7 +110,7 @@ def _write_value(value: Any, path: KeyPath, faults: list[Diagnostic]) -> Any:
         return value.item()
     message = f"a value of type {type(value).__name__} cannot be written as YAML"
     try:
-        if path[-1:] == ("plugin",) and callable(value):
+        if names_plugin(path) and callable(value):
             return keep_plugin_source(value)
     except (SpecError, EnvironmentFault) as error:
         message = str(error)
