@@ -10,7 +10,7 @@ export OMP_NUM_THREADS ?= 1
 # What is imported is compiled once, and not by every one of several hundred processes.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: install demo demo-real warm-starts test test-system test-crowded coverage mutants check bench golden docs bias peers credit screenshots suite study shelf release gpu-check clean
+.PHONY: install demo demo-real warm-starts test test-system test-crowded coverage mutants check bench hostile golden docs bias peers credit screenshots suite study shelf release gpu-check clean
 
 install: $(VENV)/.installed-$(EXTRAS)
 
@@ -69,6 +69,9 @@ check: $(VENV)/.installed-lint  ## formatting, lint, imports, types
 
 bench: install  ## speed beside other libraries, installed below .bench/: tests/benchmarks/results; BENCH=name,... picks some
 	$(BIN)/python tests/benchmarks/bench.py
+
+hostile: install  ## hostile answers through python_tests and through the scorers of two libraries: the table of docs/rewards.md
+	$(BIN)/python tests/benchmarks/hostile_answers.py
 
 golden: install  ## worked examples from peers' own functions, which it installs below .bench/: tests/golden
 	$(BIN)/python tests/golden/make_golden.py $(ARGS)

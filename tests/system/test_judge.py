@@ -1,12 +1,15 @@
 """Judges behind HTTP: a hostile server, a run that ends half-way, and what is never sent."""
 
+import json
 import os
 import random
 import re
+import signal
 import socket
 import sqlite3
 import subprocess
 import sys
+import zlib
 from pathlib import Path
 from threading import Thread
 
@@ -16,6 +19,7 @@ import yaml
 from judge_server import JudgeServer
 from patience import wait_until
 
+from rlx.launch import find_run_differences
 from rlx.plugin import Sample
 from rlx.reward import RewardJob, RewardPool
 from rlx_plugins.judge import Judge, JudgeRanking
@@ -113,25 +117,25 @@ def test_a_judge_without_a_verdict_is_absent_with_its_reason(trouble, fault):
         server.close()
 
 
+def count_kept(path):
+    if not path.exists():
+        return 0
+    with sqlite3.connect(path, timeout=60) as file:
+        try:
+            return file.execute("SELECT count(*) FROM answers").fetchone()[0]
+        except sqlite3.OperationalError:  # before its table is there
+            return 0
+
+
 def test_what_was_answered_before_a_kill_is_not_asked_again(tmp_path):
     path = tmp_path / "answers" / "0.db"
-
-    def count_kept():
-        if not path.exists():
-            return 0
-        with sqlite3.connect(path, timeout=60) as file:
-            try:
-                return file.execute("SELECT count(*) FROM answers").fetchone()[0]
-            except sqlite3.OperationalError:  # before its table is there
-                return 0
-
     server = JudgeServer(say_number, last=40)
     try:
         with RewardPool(1, 1024, path) as pool:
             payload = build_jobs(server, 100)
             scoring = Thread(target=lambda: pool.score(payload), daemon=True)
             scoring.start()
-            wait_until("forty answers", lambda: count_kept() == 40)
+            wait_until("forty answers", lambda: count_kept(path) == 40)
             asked = {prompt: server.asked[prompt] for prompt in server.replied}
             server.last = None
             for worker in psutil.Process().children():
@@ -143,6 +147,42 @@ def test_what_was_answered_before_a_kill_is_not_asked_again(tmp_path):
         assert len(asked) == 40 and len(server.replied) == 100
         assert {prompt: server.asked[prompt] for prompt in asked} == asked
         assert TOKEN.encode() not in path.read_bytes()
+    finally:
+        server.close()
+
+
+def test_a_judged_run_that_is_killed_half_way_asks_nobody_twice(home):
+    server = JudgeServer(lambda prompt: f'{{"score": {zlib.crc32(prompt.encode()) % 11}}}')
+    judged = {"plugin": "judge", "turn": "answer", "model": "m", "base_url": server.url,
+              "key": None, "question": "{target}", "deadline": 600, "at_once": 8}  # fmt: skip
+    sets = {
+        **home.brief,
+        "phases.0.steps": 3,
+        "phases.1.steps": 2,
+        "runner.checkpoint.every": 1,
+        "rewards.turn.judged": json.dumps(judged),
+    }
+    try:
+        whole = home.submit(sets=sets)
+        wanted = set(server.replied)
+        server.asked.clear()
+        server.replied.clear()
+        server.last = len(wanted) // 2
+        killed = home.submit("-d", "--again", sets=sets)
+        answers = Path(home.run(killed).directory) / "answers" / "0.db"
+        home.until(lambda: count_kept(answers) == len(wanted) // 2, "half of the answers")
+        before = set(server.replied)
+        assert 1 <= home.run(killed).step < home.run(whole).steps_total
+        (rank,) = home.ranks(killed)
+        os.killpg(rank, signal.SIGKILL)
+        server.last = None
+        home.until(lambda: home.run(killed).ended, "the run to end")
+        assert home.run(killed).status == "finished", home.run(killed).reason
+        assert {prompt: server.asked[prompt] for prompt in before} == dict.fromkeys(before, 1)
+        assert set(server.replied) == wanted and set(server.replied.values()) == {1}
+        with home.registry() as registry:
+            assert list(find_run_differences(registry, whole, killed)) == []
+            assert registry.run(killed).attempt > 1
     finally:
         server.close()
 

@@ -31,15 +31,14 @@ MakeOptimizer = Callable[[Iterable[nn.Parameter], AdamSpec], torch.optim.Optimiz
 
 
 def build_adamw(parameters: Iterable[nn.Parameter], spec: AdamSpec) -> torch.optim.Optimizer:
-    """Builds AdamW with the spec's settings; fused on a GPU."""
-    learned = list(parameters)
+    """Builds AdamW with the spec's settings."""
     return torch.optim.AdamW(
-        learned,
+        parameters,
         lr=spec.learning_rate,
         betas=spec.betas,
         eps=spec.eps,
         weight_decay=spec.weight_decay,
-        fused=any(parameter.is_cuda for parameter in learned),
+        fused=True,
     )
 
 
