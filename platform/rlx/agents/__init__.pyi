@@ -1,4 +1,3 @@
-from .hosting import build_rollout_host
 from .programs import (
     AgentProgram,
     EndedProgram,
@@ -14,6 +13,5 @@ __all__ = [
     "AgentRequests",
     "EndedProgram",
     "ProgramRunner",
-    "build_rollout_host",
     "compute_command_digests",
 ]

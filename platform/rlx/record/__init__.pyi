@@ -7,7 +7,6 @@ from .mlflow_tracker import (
     prepare_store,
 )
 from .recorder import Recorder
-from .retry import retry_registry_call
 from .rollouts import (
     Role,
     StoredPoint,
@@ -27,6 +26,7 @@ from .tracker import (
     list_tracker_pages,
     list_tracker_settings,
     open_senders,
+    retry_registry_call,
     update_trackers,
 )
 

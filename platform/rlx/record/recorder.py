@@ -13,8 +13,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from rlx.record.retry import retry_registry_call
 from rlx.record.rollouts import Role, TrainedRows, add_piece_column, rollout_index, rollout_table
+from rlx.record.tracker import retry_registry_call
 from rlx.reward import RewardTable
 from rlx.rollout import Pieces, RolloutTree
 from rlx_registry import Registry, write_body

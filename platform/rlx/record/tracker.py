@@ -11,35 +11,63 @@ import json
 import re
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from rlx.errors import EnvironmentFault
 from rlx.plugin import TrackedPoint, TrackedRun, Tracker
 from rlx.progress import Report, log_report, print_to_log
-from rlx.record.retry import retry_registry_call
 from rlx.stopwatch import CLOCK, Clock
 from rlx.text import escape_unprintable, redact_passwords, redact_values
 from rlx_registry import (
     ENDED,
     DatabaseUnavailableError,
+    DatabaseUnwritableError,
     EvaluationRecord,
     MetricRow,
     Registry,
     RunRecord,
 )
 
+OUTAGE_TIME_LIMIT = 600.0
+"""Seconds to wait for the registry to become available again."""
+LONGEST_RETRY_PAUSE = 10.0
+"""Maximum seconds between two attempts."""
+T = TypeVar("T")
+
+
+def retry_registry_call(
+    ask: Callable[[], T], patience: float = OUTAGE_TIME_LIMIT, clock: Clock = CLOCK
+) -> T:
+    """Calls `ask`, with retries while the registry is unavailable.
+
+    A full or read-only disk is not retried, because waiting does not fix it.
+
+    Raises:
+        DatabaseUnavailableError: the registry was unavailable for `patience` seconds.
+        DatabaseUnwritableError: the disk is full or read-only.
+    """
+    until, pause = clock.now() + patience, 0.25
+    while True:
+        try:
+            return ask()
+        except DatabaseUnwritableError:
+            raise
+        except DatabaseUnavailableError as error:
+            if clock.now() > until:
+                raise
+            if pause == 0.25:
+                with suppress(OSError):  # the log's disk may be full
+                    print(escape_unprintable(f"waiting for the registry: {error}"), flush=True)
+        clock.pause(pause)
+        pause = min(2 * pause, LONGEST_RETRY_PAUSE)
+
+
 KEY_LIMIT, TAG_LIMIT = 250, 5000
-
-
 """Maximum characters of a key and a tag, within MLflow's limits, which are the lowest."""
-
-
 NOT_VARIED = ("name", "seed", "tracking")
-
-
 """Sections that have tags of their own, or do not affect results."""
 
 
@@ -211,29 +239,13 @@ def list_tracker_pages(run: RunRecord) -> dict[str, str]:
 
 
 SEND_EVERY = 10.0
-
-
 """Seconds between two sendings."""
-
-
 STEP_WAIT = 60
-
-
 """Seconds in which the ranks may take a step before a tracker is imported, which delays them."""
-
-
 FINAL_TRIES = 3
-
-
 FINAL_SECONDS = 120.0
-
-
 """Seconds after the end of a run in which its remaining records must be sent."""
-
-
 ROWS_AT_ONCE = 1000
-
-
 """Metric values of one call, which is MLflow's limit for a request."""
 
 
