@@ -72,7 +72,8 @@ def planned(tmp_path_factory):
     """What `rlx plan` says of every experiment, with its page, by the experiment's path."""
     folder = tmp_path_factory.mktemp("plans")
     (folder / "experiments").mkdir()
-    (folder / "experiments" / "code_tests").symlink_to(FOLDER / "code_tests")
+    for name in ("code_tests", "shop"):
+        (folder / "experiments" / name).symlink_to(FOLDER / name)
     pages = {path: folder / "out" / f"{n}.html" for n, path in enumerate(EXPERIMENTS)}
     done = rlx(folder, *chain(*pages.items()), program=PLANS)
     assert done.returncode == 0, done.stderr
@@ -91,7 +92,8 @@ def test_every_experiment_is_planned(planned, subtests):
             assert [f for f in said["findings"] if f["severity"] == "error"] == []
             for phase in said["phases"]:
                 assert phase["rows"] and phase["shown"] and phase["groups"] and phase["kinds"]
-                assert any(token["advantage"] for row in phase["rows"] for token in row["tokens"])
+                weighed = [t for row in phase["rows"] for t in row["tokens"] if t["advantage"]]
+                assert bool(weighed) != (path.stem == "distill"), "which has no reward"
             stands_in = "kind: pretrained" in path.read_text()
             assert bool(said["notes"]) == stands_in
             assert all(phase["memory"]["total"] > 0 for phase in said["phases"]), (

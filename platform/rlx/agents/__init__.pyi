@@ -1,3 +1,4 @@
+from .hosting import build_rollout_host
 from .programs import (
     AgentProgram,
     EndedProgram,
@@ -13,5 +14,6 @@ __all__ = [
     "AgentRequests",
     "EndedProgram",
     "ProgramRunner",
+    "build_rollout_host",
     "compute_command_digests",
 ]

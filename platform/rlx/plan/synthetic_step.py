@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from rlx.agents import build_rollout_host
 from rlx.assignment import build_scored_rows, find_lost_rows
 from rlx.batch import list_batch_rows
 from rlx.credit import CreditInputs, TurnWithoutTokens, structured_scores
@@ -35,7 +36,6 @@ from rlx.rollout import (
     fill_turn_template,
     sample_rollout_trees,
 )
-from rlx.run import build_rollout_host
 from rlx.seeding import derive_seed
 from rlx.step import assign_credit
 from rlx.text import pluralize_noun

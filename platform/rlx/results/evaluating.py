@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from rlx.agents import compute_command_digests
+from rlx.agents import build_rollout_host, compute_command_digests
 from rlx.discovery import resolve_plugins
 from rlx.errors import EnvironmentFault, RewardError, SpecError, summarize_error
 from rlx.evaluation import (
@@ -50,7 +50,6 @@ from rlx.run import (
     build_probe_context,
     build_probe_records,
     build_prompt_fit,
-    build_rollout_host,
     draw_over_steps,
     draw_probes,
     probe_problems,

@@ -15,6 +15,7 @@ import torch
 from pydantic import ValidationError
 from pydantic_core import to_json
 
+from rlx.agents import build_rollout_host
 from rlx.assignment import build_scored_rows, find_lost_rows
 from rlx.checkpoint import copy_checkpoint, read_state, write_weights
 from rlx.errors import EnvironmentFault, SpecError
@@ -28,7 +29,7 @@ from rlx.plugin import StrictModel, expand_path
 from rlx.results.requests import check_sections
 from rlx.reward import RewardPool, RewardTable, score_rollouts
 from rlx.rollout import RolloutTree, sample_rollout_trees
-from rlx.run import build_rollout_host, draw_contact_problems
+from rlx.run import draw_contact_problems
 from rlx.sampler import SamplingEngine, open_sampler, require_engine
 from rlx.sealed_folder import CheckpointError, compute_manifest_digest
 from rlx.serving import ServedModel

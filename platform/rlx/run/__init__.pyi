@@ -1,4 +1,4 @@
-from .collect import build_prompt_fit, build_rollout_host
+from .collect import build_prompt_fit
 from .context import ControllerState, RunStopped, StopRequest
 from .loop import draw_contact_problems, run_experiment
 from .metrics import record_allocations, write_memory_snapshot
@@ -13,7 +13,6 @@ __all__ = [
     "build_probe_context",
     "build_probe_records",
     "build_prompt_fit",
-    "build_rollout_host",
     "build_trained_rows",
     "draw_contact_problems",
     "draw_over_steps",

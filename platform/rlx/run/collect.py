@@ -4,28 +4,24 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
+from rlx.agents import build_rollout_host
 from rlx.assignment import find_lost_rows, join_row_rewards
 from rlx.batch import build_token_batch, list_batch_rows
 from rlx.credit import compute_group_extremes, has_score_spread, structured_scores
 from rlx.model import Policy
-from rlx.phase_setup import PhaseSetup, build_environment_host
+from rlx.phase_setup import PhaseSetup
 from rlx.plugin import Problem
-from rlx.reward import RewardPool, RewardTable, score_rollouts
+from rlx.reward import RewardTable, score_rollouts
 from rlx.rollout import (
     DrawnProblems,
     PromptFit,
-    RolloutHost,
     RolloutPlan,
     RolloutTree,
     sample_rollout_trees,
 )
 from rlx.run.context import RunContext
 from rlx.seeding import derive_seed
-
-if TYPE_CHECKING:
-    from rlx.serving import ServedPolicy
 
 Place = tuple[int, int]
 
@@ -259,21 +255,3 @@ def build_prompt_fit(policy: Policy, setup: PhaseSetup) -> PromptFit:
     """Which problems of a phase the policy can be shown."""
     rule = setup.spec.rollout.max_prompt_tokens
     return PromptFit(setup.plan, policy.dialogue, policy.context_length, rule)
-
-
-def build_rollout_host(
-    setup: PhaseSetup, pool: RewardPool, policy: "ServedPolicy"
-) -> RolloutHost | None:
-    """The host that runs a phase's environment or agent; None if it has neither.
-
-    Args:
-        setup: the phase.
-        pool: workers that run environments.
-        policy: the policy's tokenizer and dialogue format, for agents.
-    """
-    agent = setup.plan.agent
-    if agent is None:
-        return build_environment_host(setup, pool)
-    from rlx.agents.sampling import AgentHost  # its endpoint brings transformers and FastAPI
-
-    return AgentHost(agent, policy)
