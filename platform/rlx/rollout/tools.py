@@ -161,14 +161,16 @@ class _Connection:
         self._loop.run_until_complete(self._hold_open(server))
 
     async def _hold_open(self, server: McpServer) -> None:
-        from mcp import Client, StdioServerParameters
+        from mcp import Client, StdioServerParameters, stdio_client
 
         try:
             where: Any = server.url
             if server.command is not None:
                 program, *arguments = server.command
                 program = sys.executable if program == "python" else program
-                where = StdioServerParameters(command=program, args=arguments)
+                started = StdioServerParameters(command=program, args=arguments)
+                # a notebook's stderr is no file
+                where = stdio_client(started, errlog=sys.__stderr__ or sys.stderr)
             async with Client(where) as self._client:
                 self._opened.set()
                 await self._closing.wait()
