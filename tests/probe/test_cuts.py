@@ -19,7 +19,7 @@ from rlx.probe.questions import (
 )
 from rlx.rollout import NO_PARENT, Segment
 from rlx.spec import ProbeSpec
-from rlx.spec.evaluation import FractionCuts, SentenceCuts, TokenCuts
+from rlx.spec.training import FractionCuts, SentenceCuts, TokenCuts
 
 CHATML = tokenizer(STYLES["chatml"])
 PLAIN = PlainDialogue(CHATML, (CHATML.eos_token_id,))

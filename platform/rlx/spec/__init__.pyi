@@ -39,17 +39,6 @@ from .estimator import (
     Uniform,
     VinePpo,
 )
-from .evaluation import (
-    OWN_SUITE,
-    Cut,
-    FractionCuts,
-    MonteCarloSpec,
-    ProbeSpec,
-    Scheme,
-    SentenceCuts,
-    SetSpec,
-    SuiteSpec,
-)
 from .experiment import PLUGIN_SECTIONS, EstimatorUse, ExperimentSpec, MaskUse
 from .loss import (
     Aggregate,
@@ -118,18 +107,27 @@ from .rollout import (
 from .schema import experiment_schema, read_field_meanings
 from .training import (
     LAUNCHERS,
+    OWN_SUITE,
     SAMPLERS,
     TRACKERS,
     CriticSpec,
+    Cut,
     EvaluationSpec,
+    FractionCuts,
     LocalLauncherSpec,
     MlflowTrackerSpec,
+    MonteCarloSpec,
     OptimizerSpec,
     PhaseSpec,
+    ProbeSpec,
     RayLauncherSpec,
     RunnerSpec,
     SamplerSpec,
+    Scheme,
+    SentenceCuts,
+    SetSpec,
     SlurmLauncherSpec,
+    SuiteSpec,
     TensorboardTrackerSpec,
     TrackingSpec,
     TransformersSamplerSpec,

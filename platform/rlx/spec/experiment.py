@@ -14,7 +14,6 @@ from rlx.errors import SpecError
 from rlx.plugin import PluginSection, Schedule, StrictModel
 from rlx.spec.base import KeyPath
 from rlx.spec.estimator import CreditSpec
-from rlx.spec.evaluation import MonteCarloSpec, ProbeSpec
 from rlx.spec.loss import LossSpec
 from rlx.spec.model import CLOSED_VOCABULARIES, ModelSpec, PretrainedModelSpec
 from rlx.spec.reward import EVERY_TURN, PluginUse, RewardsSpec
@@ -23,8 +22,10 @@ from rlx.spec.training import (
     SAMPLERS,
     CriticSpec,
     EvaluationSpec,
+    MonteCarloSpec,
     OptimizerSpec,
     PhaseSpec,
+    ProbeSpec,
     RunnerSpec,
     SamplerSpec,
     TrackingSpec,

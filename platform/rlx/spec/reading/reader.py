@@ -27,7 +27,6 @@ from rlx.plugin_files import (
     names_plugin,
 )
 from rlx.spec.base import KeyPath, get_at_path
-from rlx.spec.evaluation import SuiteSpec
 from rlx.spec.experiment import ExperimentSpec
 from rlx.spec.reading.diagnostics import (
     Diagnostic,
@@ -44,6 +43,7 @@ from rlx.spec.reading.yaml_source import (
     parse_yaml_document,
     read_text,
 )
+from rlx.spec.training import SuiteSpec
 from rlx.text import escape_unprintable
 
 EXTENDS = "extends"
