@@ -124,4 +124,6 @@ def test_a_plan_runs_the_program(home):
     other = "{rollout.schedule: agent, rollout.function: broken.py:play}"
     refused = home.rlx("plan", "agent.yaml", sets={**SMALL, "phases.0.set": other})
     assert refused.returncode != 0
-    assert "rollout.function" in refused.stderr and "has no attribute 'play'" in refused.stderr
+    assert "rollout.function" in refused.stderr and "broken.py defines no play" in " ".join(
+        refused.stderr.split()
+    )

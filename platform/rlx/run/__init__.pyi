@@ -1,6 +1,6 @@
-from .collect import build_prompt_fit
+from .collect import build_prompt_fit, draw_contact_problems
 from .context import ControllerState, RunStopped, StopRequest
-from .loop import draw_contact_problems, run_experiment
+from .loop import run_experiment
 from .metrics import record_allocations, write_memory_snapshot
 from .pictures import draw_over_steps, draw_probes, draw_run_pictures
 from .probes import build_probe_context, build_probe_records, probe_problems, record_probe_results

@@ -12,6 +12,7 @@ from rlx.credit import compute_group_extremes, has_score_spread, structured_scor
 from rlx.model import Policy
 from rlx.phase_setup import PhaseSetup
 from rlx.plugin import Problem
+from rlx.plugin_calls import show_plugin_output
 from rlx.reward import RewardTable, score_rollouts
 from rlx.rollout import (
     DrawnProblems,
@@ -255,3 +256,15 @@ def build_prompt_fit(policy: Policy, setup: PhaseSetup) -> PromptFit:
     """Which problems of a phase the policy can be shown."""
     rule = setup.spec.rollout.max_prompt_tokens
     return PromptFit(setup.plan, policy.dialogue, policy.context_length, rule)
+
+
+def draw_contact_problems(
+    policy: Policy, setup: PhaseSetup, count: int
+) -> tuple[Sequence[Problem], list[int]]:
+    """Draws the first training problems that fit the model, with a sampling seed for each."""
+    seed, data = setup.spec.seed, derive_seed(setup.spec.seed, "train")
+    with show_plugin_output(setup.spec.task.plugin):
+        drawn = build_prompt_fit(policy, setup).draw_train(
+            lambda number: setup.task.problem("train", number, data), 0, count
+        )
+    return drawn.problems, [derive_seed(seed, "first contact", n) for n in drawn.numbers]

@@ -33,13 +33,13 @@ from rlx.learner import (
 )
 from rlx.model import Policy, adapt_policy, build_policy, build_reference, convert_weights
 from rlx.phase_setup import PhaseSetup, build_setup
-from rlx.plugin import Problem, Task, sum_costs
+from rlx.plugin import Task, sum_costs
 from rlx.plugin_calls import show_plugin_output
 from rlx.progress import Progress, ProgressFile
 from rlx.record import Recorder
 from rlx.reward import RewardPool
 from rlx.rollout import RolloutPlan
-from rlx.run.collect import build_prompt_fit, sample_and_score
+from rlx.run.collect import build_prompt_fit, draw_contact_problems, sample_and_score
 from rlx.run.context import ControllerState, CpuAccount, RunContext, RunStopped, StopRequest
 from rlx.run.metrics import AlarmWatch, environment_figures
 from rlx.run.probes import require_texts, run_probe
@@ -54,18 +54,6 @@ from rlx.spec import ExperimentSpec, PretrainedModelSpec
 CONTACT_PROMPTS, MOST_CONTACT_PROMPTS = 8, 32
 """Problems of a first contact, and of one in which the first ones carry no signal, if a step does
 not have more: where one answer in a hundred is right, eight problems may well have none."""
-
-
-def draw_contact_problems(
-    policy: Policy, setup: PhaseSetup, count: int
-) -> tuple[Sequence[Problem], list[int]]:
-    """Draws the first training problems that fit the model, with a sampling seed for each."""
-    seed, data = setup.spec.seed, derive_seed(setup.spec.seed, "train")
-    with show_plugin_output(setup.spec.task.plugin):
-        drawn = build_prompt_fit(policy, setup).draw_train(
-            lambda number: setup.task.problem("train", number, data), 0, count
-        )
-    return drawn.problems, [derive_seed(seed, "first contact", n) for n in drawn.numbers]
 
 
 def make_first_contact(context: RunContext, setup: PhaseSetup) -> FirstContact:
