@@ -583,7 +583,9 @@ class JobProcess:
             finished[report.number] = report.outcome
             watch.spent.restart()
             return None
-        before, watch.current = watch.current, self._count_started() - self._before
+        # The child may be writing the count: what is read then can be any number.
+        started = self._count_started() - self._before
+        before, watch.current = watch.current, min(max(started, 0), len(watch.deadlines))
         if watch.current != before:
             watch.spent.restart()
         if self._is_importing() and watch.importing < _IMPORT_SECONDS:
