@@ -17,7 +17,6 @@ import os
 import pickle
 import resource
 import signal
-import struct
 import sys
 import threading
 import time
@@ -430,8 +429,9 @@ _IMPORT_SECONDS = 60.0
 jobs, of what their plugins import when they are called."""
 _RENEW_AFTER = 50_000
 """Jobs after which a child is replaced; limits the damage of a plugin with a slow memory leak."""
-_COUNTER = struct.Struct("q?")
-"""How many jobs have started, and whether the last one is importing something."""
+_STARTED, _IMPORTING, _COUNTERS = 0, 1, 2
+"""Places of what a child writes while its parent reads: how many jobs have started, and whether the
+last one is importing something."""
 
 
 class ChunkReport(NamedTuple):
@@ -476,7 +476,7 @@ class ChunkWatch:
         patience: how many deadlines may pass.
 
     Attributes:
-        look: the longest time between two looks at the child, in seconds.
+        interval: the longest time between two looks at the child, in seconds.
         current: number of jobs that have started.
         spent: time since the last of them started.
         importing: seconds of imports, which do not count.
@@ -484,10 +484,10 @@ class ChunkWatch:
 
     def __init__(self, deadlines: Sequence[float], patience: int = 1) -> None:
         self.deadlines, self._patience = deadlines, patience
-        self.look = min(
+        self.interval = min(
             _DEADLINE_CHECK_INTERVAL, min(deadlines, default=_DEADLINE_CHECK_INTERVAL) / 4
         )
-        self.current, self.spent, self.importing = 0, Stopwatch(2 * self.look), 0.0
+        self.current, self.spent, self.importing = 0, Stopwatch(2 * self.interval), 0.0
 
     @property
     def limit(self) -> float:
@@ -509,8 +509,8 @@ class JobProcess:
     """Those of this process that have a child, by its id."""
 
     def __init__(self) -> None:
-        self._started = mmap.mmap(-1, _COUNTER.size)
-        """What the children write about their jobs, as `_COUNTER` has it."""
+        # Each is written at once, unlike by `struct`, which writes zeros first.
+        self._counters = memoryview(mmap.mmap(-1, 8 * _COUNTERS)).cast("q")
         self._before = 0
         self._calls = 0
         """In the child: how many jobs it has run."""
@@ -559,14 +559,14 @@ class JobProcess:
         assert rank is not None
         watch = ChunkWatch(deadlines, patience)
         while True:
-            ready = wait([self.pipe, rank.sentinel], watch.look)
+            ready = wait([self.pipe, rank.sentinel], watch.interval)
             if rank.sentinel in ready:
                 self.end()
                 os._exit(1)
-            if (report := self.look_at(watch, finished, is_ready=bool(ready))) is not None:
+            if (report := self.check_chunk(watch, finished, is_ready=bool(ready))) is not None:
                 return report
 
-    def look_at(
+    def check_chunk(
         self, watch: "ChunkWatch", finished: dict[int, bytes], *, is_ready: bool
     ) -> ChunkReport | None:
         """What became of a chunk, or None while it runs; ends a child that takes too long.
@@ -583,9 +583,7 @@ class JobProcess:
             finished[report.number] = report.outcome
             watch.spent.restart()
             return None
-        # The child may be writing the count: what is read then can be any number.
-        started = self._count_started() - self._before
-        before, watch.current = watch.current, min(max(started, 0), len(watch.deadlines))
+        before, watch.current = watch.current, self._count_started() - self._before
         if watch.current != before:
             watch.spent.restart()
         if self._is_importing() and watch.importing < _IMPORT_SECONDS:
@@ -649,7 +647,7 @@ class JobProcess:
         return code
 
     def _start(self) -> None:
-        _COUNTER.pack_into(self._started, 0, self._count_started(), False)
+        self._counters[_IMPORTING] = False
         self.pipe, theirs = multiprocessing.Pipe()
         pid = os.fork()
         if not pid:
@@ -699,23 +697,24 @@ class JobProcess:
     def _count_job(self) -> None:
         if os.getpid() != self._own_pid:  # a plugin forked, and its copy did not end
             os._exit(0)
-        _COUNTER.pack_into(self._started, 0, self._count_started() + 1, False)
+        self._counters[_IMPORTING] = False
+        self._counters[_STARTED] += 1
 
     def _import(self, load: Callable[..., Any], name: str, *rest: Any, **named: Any) -> Any:
         """In the child: imports as Python does, and notes how long."""
         if self._is_importing():
             return load(name, *rest, **named)
-        _COUNTER.pack_into(self._started, 0, self._count_started(), True)
+        self._counters[_IMPORTING] = True
         try:
             return load(name, *rest, **named)
         finally:
-            _COUNTER.pack_into(self._started, 0, self._count_started(), False)
+            self._counters[_IMPORTING] = False
 
     def _count_started(self) -> int:
-        return int(_COUNTER.unpack_from(self._started)[0])
+        return self._counters[_STARTED]
 
     def _is_importing(self) -> bool:
-        return bool(_COUNTER.unpack_from(self._started)[1])
+        return bool(self._counters[_IMPORTING])
 
     def _has_ended(self) -> bool:
         """Whether the child has ended; its exit code can still be read."""

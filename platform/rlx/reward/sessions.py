@@ -80,10 +80,10 @@ class _Worker:
             return self.process.report_death()
         return None
 
-    def look(self, *, is_ready: bool) -> ChunkReport | None:
+    def check_call(self, *, is_ready: bool) -> ChunkReport | None:
         """What became of the current call; None while it runs."""
         assert self.watch is not None
-        return self.process.look_at(self.watch, {}, is_ready=is_ready)
+        return self.process.check_chunk(self.watch, {}, is_ready=is_ready)
 
 
 def keep_workers(orders: Connection, answers: Connection) -> None:
@@ -93,7 +93,7 @@ def keep_workers(orders: Connection, answers: Connection) -> None:
     try:
         while True:
             busy = {w.process.pipe: w for w in workers.values() if w.watch is not None}
-            looks = [w.watch.look for w in busy.values() if w.watch is not None]
+            looks = [w.watch.interval for w in busy.values() if w.watch is not None]
             ready = wait([orders, *busy], min(looks, default=None))
             if orders in ready:
                 order = WorkerOrder(*orders.recv())
@@ -102,7 +102,7 @@ def keep_workers(orders: Connection, answers: Connection) -> None:
                 if worker.watch is None:
                     _answer(answers, worker, worker.begin_next())
             for pipe, worker in busy.items():
-                _answer(answers, worker, worker.look(is_ready=pipe in ready))
+                _answer(answers, worker, worker.check_call(is_ready=pipe in ready))
     except (EOFError, OSError):  # the run has ended, or was killed
         end = time.monotonic() + _CLOSING
         for worker in workers.values():

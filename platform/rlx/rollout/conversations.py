@@ -82,6 +82,11 @@ class PlayerRollout:
         """Sets what the player reads first."""
         self.opening, self.anchor, self.context = opening, anchor, opening.token_ids
 
+    def find_completion(self, call: int) -> int | None:
+        """Returns the index of its last completion in the session's call of that number."""
+        made_by, order = self.completion or (None, None)
+        return order if made_by == call else None
+
     def add_turn(self, segment: Segment) -> None:
         """Adds a turn that the environment has answered."""
         self.chain.append(segment)
@@ -752,11 +757,7 @@ class _SamplingLoop:
         so. In self-play nothing is kept in the engine's cache: the next turn is another player's.
         """
         firsts = [group[0][1].mover for group in groups]
-        extended = [
-            None if mover.completion is None or mover.completion[0] != self.calls
-            else mover.completion[1]
-            for mover in firsts
-        ]  # fmt: skip
+        extended = [mover.find_completion(self.calls) for mover in firsts]
         keeps = None not in extended
         return [
             CompletionRequest(

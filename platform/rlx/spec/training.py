@@ -1,4 +1,6 @@
-"""Sections for the optimizer, critic, phases, runner, evaluation and tracking."""
+"""Sections for the optimizer, critic, phases, runner, sampler, tracking, evaluation and probes; and
+suites of held-out sets.
+"""
 
 import re
 from importlib.util import find_spec
@@ -420,6 +422,7 @@ SAMPLERS: Final = PluginSection(
 )
 SamplerSpec = Annotated[SamplerPlugin, SAMPLERS]
 """`engine` defaults to `transformers`."""
+
 Scheme = Literal["early_answering", "filler", "mistake"]
 
 
