@@ -22,7 +22,6 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass, fields
 from functools import partial
 from multiprocessing.connection import Connection, wait
@@ -739,9 +738,8 @@ def start_worker() -> None:
 
 
 def _leave() -> NoReturn:
+    """Ends this worker, also in the midst of `JobProcess.end`, whose state is then half changed."""
     try:
-        with suppress(ChildProcessError):  # it was being ended when the signal came
-            _jobs.end()
         kill_descendants()
     finally:
         os._exit(128 + signal.SIGTERM)
