@@ -31,6 +31,8 @@ BENCHMARKS = {
     "one_turn_generation": "generation",
     "rlcr_step": "steps",
     "grpo_step_vs_trl": "steps",
+    "smollm2_grpo_step": "real_steps",
+    "smollm2_rlcr_step": "real_steps",
     "validate_cpu_seconds": "starts",
     "start_cpu_seconds": "starts",
     "main_job": "main_job",

@@ -17,7 +17,7 @@ from rlx.rollout import CompletionRequest
 from rlx.sampler import TransformersSampler
 from rlx.spec import TurnSpec
 
-__all__ = ["generated_both_turns", "one_turn_generation", "two_turn_generation"]
+__all__ = ["continue_cached", "generated_both_turns", "one_turn_generation", "two_turn_generation"]
 
 PROMPT, ANSWER, QUESTION, CONFIDENCE, ANSWERS, CONFIDENCES = 100, 60, 30, 12, 8, 4
 PROMPTS, NEW, EACH = 8, 64, 8
@@ -126,12 +126,12 @@ def generated_both_turns(
         `[R, prompt + answer]` and `[R · confidences, whole]`, branches of a row side by side.
     """
     cache = DynamicCache(config=speaker.model.config)
-    answers = _continued(speaker, torch.tensor(prompts), cache, ANSWERS, ANSWER)
+    answers = continue_cached(speaker, torch.tensor(prompts), cache, ANSWERS, ANSWER)
     asked = torch.cat([answers, torch.tensor(question).expand(len(answers), -1)], dim=1)
-    return answers, _continued(speaker, asked, cache, CONFIDENCES, CONFIDENCE)
+    return answers, continue_cached(speaker, asked, cache, CONFIDENCES, CONFIDENCE)
 
 
-def _continued(
+def continue_cached(
     speaker: Policy, ids: torch.Tensor, cache: DynamicCache, each: int, length: int
 ) -> torch.Tensor:
     """`each` continuations of every row of `ids`, whose first tokens the cache has."""

@@ -11,7 +11,13 @@ from typing import TYPE_CHECKING
 
 import torch
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedTokenizerFast,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+)
 
 from rlx.model import PlainDialogue, Policy
 from rlx.spec import RunnerSpec
@@ -33,7 +39,10 @@ BEGIN = "<bos>"
 
 
 def policy(seed: int = 0) -> Policy:
-    """The model with random weights. None of its tokens ends a turn: all lengths are the limit."""
+    """The model with random weights, or the one in the folder RLX_BENCH_MODEL. None of its tokens
+    ends a turn: all lengths are the limit."""
+    if folder := os.environ.get("RLX_BENCH_MODEL"):
+        return _load_policy(folder)
     tokenizer = characters()
     sizes = {
         "hidden_size": 256,
@@ -56,6 +65,12 @@ def policy(seed: int = 0) -> Policy:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = Qwen2ForCausalLM(config)
+    return Policy(model.eval(), tokenizer, PlainDialogue(tokenizer, ()), end_ids=())
+
+
+def _load_policy(folder: str) -> Policy:
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
     return Policy(model.eval(), tokenizer, PlainDialogue(tokenizer, ()), end_ids=())
 
 
