@@ -89,8 +89,8 @@ SESSIONS = """\
 Sessions wait by sleeping, and a model that is a hash sleeps 0.05 s for a batch. `slow_tenth_*` is a
 step of 20 sessions of 8 turns: an agent's program, or a call of a live environment, takes 0.5 s in
 a turn, and 5 s in a tenth of all turns. Its share of waiting is the waiting of the session that
-waits longest, and a step in which none waits. `undisturbed_*` are the steady ones of 200 programs
-of 3 turns, among others that wait up to 2 s in a turn, cut their connections or are killed.
+waits longest, and the model's time for a batch per turn. `undisturbed_*` are the steady ones of 200
+programs of 3 turns, among others that wait up to 2 s, cut their connections or are killed.
 `_lockstep` waits for every session before a batch; the others have a patience of 0.1 s. All of this
 is by the clock, so that other work on the machine counts.
 
