@@ -387,6 +387,13 @@ def test_tables_of_ranks_become_the_table_of_all_trees():
     assert merged == score_rollouts(every, rewards, InProcess())
 
 
+def test_seconds_of_a_reward_are_those_that_pass_while_it_scores(monkeypatch):
+    clock = SimpleNamespace(perf_counter=iter([10.0, 10.5, 20.0, 22.0]).__next__)
+    monkeypatch.setattr("rlx.reward.scoring.time", clock)
+    table = score_rollouts([ONE], [accuracy, brier], InProcess())
+    assert table.seconds == {"accuracy": 0.5, "brier": 2.0}
+
+
 def test_seconds_of_ranks_add_up():
     shares = [{"brier": 0.5, "accuracy": 2.0}, {"accuracy": 0.25}]
     tables = [RewardTable({}, frozenset(), {}, seconds=seconds) for seconds in shares]
