@@ -33,6 +33,8 @@ BENCHMARKS = {
     "grpo_step_vs_trl": "steps",
     "smollm2_grpo_step": "real_steps",
     "smollm2_rlcr_step": "real_steps",
+    "slow_sessions": "sessions",
+    "forked_history": "sessions",
     "validate_cpu_seconds": "starts",
     "start_cpu_seconds": "starts",
     "main_job": "main_job",
