@@ -31,7 +31,7 @@ BENCHMARKS = {
     "one_turn_generation": "generation",
     "rlcr_step": "steps",
     "grpo_step_vs_trl": "steps",
-    "validate_cpu_seconds": "starts",
+    "verb_cpu_ratios": "starts",
     "start_cpu_seconds": "starts",
     "main_job": "main_job",
 }
