@@ -173,7 +173,7 @@ def compute_token_weights(
 ) -> TokenWeights:
     """Aggregation weights of a batch's token losses, times the correction weights if any."""
     batch, mask, loss = rows.batch, rows.mask, rules.loss
-    weights, bonus = _aggregate(batch, mask, torch.ones_like(mask[:, 0]), rules)
+    weights, bonus = _aggregate(batch, mask, mask.new_ones(len(mask)), rules)
     correction = None
     if loss.correction is not None:
         old, behaviour, own = streams.old_logprobs, batch.behaviour_logprobs, mask & batch.is_own

@@ -51,8 +51,6 @@ _NAMING_LISTS = ("tools",)
 
 
 __path__: list[str] = []
-
-
 """Folders of the modules of this one."""
 
 

@@ -14,6 +14,8 @@ import os
 import random
 import time
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from functools import reduce
+from operator import add
 from typing import Annotated, Any, ClassVar, Literal, Self
 from weakref import WeakKeyDictionary
 
@@ -297,7 +299,8 @@ class Judge(JudgeReward):
             self.ask(prompt, vote, Rating, self._read_rating) for vote in range(self.votes)
         )
         values = [answer["value"] for answer in answers]
-        return Score(sum(values) / len(values), parts=self.list_usage(answers))
+        mean = reduce(add, values) / len(values)  # equal to the bit in every Python, unlike `sum`
+        return Score(mean, parts=self.list_usage(answers))
 
     def _read_rating(self, reply: Rating) -> float:
         least, most = self.scale

@@ -86,7 +86,7 @@ class ScoreRecord(TypedDict):
 
     total_score: Float32 | None
     token_level_scores: Float32 | None
-    seed_returns_score: Float32 | None
+    masked_return_sum: Float32 | None
 
 
 class RowRecord(TypedDict):
@@ -120,6 +120,11 @@ class TreeRecord(TypedDict):
     segments: list[SegmentRecord]
     rows: list[RowRecord]
     pieces: NotRequired[list[list[str]]]
+
+
+def get_score_name(stored: str) -> str:
+    """The name of a score, which files of earlier versions store under another."""
+    return {"seed_returns_score": "masked_return_sum"}.get(stored, stored)
 
 
 def get_model_text(tree: TreeRecord, segment: int) -> str:
@@ -285,6 +290,10 @@ def read_trees(path: Path | str, sha256: str | None, trees: Collection[int]) -> 
             found += [table.slice(place, 1).to_pylist()[0] for place in at]
         for tree in found:
             check_tree_record(tree)
+            for row in tree["rows"]:
+                row["scores"] = cast(
+                    ScoreRecord, {get_score_name(k): v for k, v in row["scores"].items()}
+                )
         return found
 
 

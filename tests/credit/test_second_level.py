@@ -51,6 +51,12 @@ def test_prompt_scale_agrees_with_a_plain_loop(trees, ddof, eps):
     assert prompt_scale(advantages, prompts, ddof=ddof, eps=eps).tolist() == close(expected)
 
 
+def test_two_confidences_of_a_prompt_have_one_degree_of_freedom():
+    advantages, prompts = torch.tensor([0.25, -0.25]), torch.zeros(2, dtype=torch.int64)
+    expected = [math.sqrt(0.5), -math.sqrt(0.5)]  # σ² = 2 · .0625 / (2 - 1)
+    assert prompt_scale(advantages, prompts, ddof=1, eps=0.0).tolist() == pytest.approx(expected)
+
+
 def test_answers_with_other_labels_keep_their_share_of_the_push():
     """Within an answer σ makes a sure and a doubtful answer push alike; within a prompt it does
     not, unless the prompt has no other answer."""

@@ -207,6 +207,12 @@ def test_beta_rises_above_the_target_falls_below_it_and_never_jumps(current, ste
     assert before.update(before.target, steps) == before
 
 
+def test_beta_moves_by_its_error_times_the_samples_over_the_horizon():
+    before = AdaptiveKl(beta=0.5, target=0.1, horizon=1000)
+    found = [before.update(kl, steps).beta for kl, steps in ((0.11, 100), (0.09, 50), (9.0, 100))]
+    assert found == near([0.505, 0.4975, 0.51])  # .5 · (1 + .1 · .1), (1 - .1 · .05), (1 + .2 · .1)
+
+
 def test_a_controller_survives_a_checkpoint_and_cannot_be_changed_in_place():
     trained = AdaptiveKl(beta=0.2, target=0.1, horizon=10_000).update(0.02, 64)
     restored = AdaptiveKl(**json.loads(json.dumps(asdict(trained))))

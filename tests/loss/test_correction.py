@@ -68,6 +68,13 @@ def test_mismatch_of_the_worked_example():
     assert found.row_ratio_max == pytest.approx(2)
 
 
+def test_a_ratio_on_a_bound_is_within_it():
+    same, mask = torch.zeros(1, 2), torch.ones(1, 2, dtype=torch.bool)
+    for spec in (TruncatedCorrection(cap=1), MaskedCorrection(low=1, cap=1)):
+        found = compute_correction_weights(same, same, mask, spec)
+        assert (found.weights.tolist(), found.mean, found.share) == ([[1.0, 1.0]], 1.0, 0.0)
+
+
 def test_a_tiny_mismatch_is_not_lost_in_rounding():
     learner = torch.full((1, 1), -2.0)
     found = compute_sampler_mismatch(learner, learner - 2**-20, torch.ones(1, 1, dtype=torch.bool))

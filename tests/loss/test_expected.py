@@ -40,7 +40,7 @@ def test_the_truth_earns_most_in_expectation(score, truth):
     assert (earned <= 1).all(), "no value is worth less than saying nothing, which scores 0"
 
 
-@each_row(("values", "labels"), [([1.5], [1.0]), ([0.5], [-1.0]), ([0.5], [2.0])])
+@each_row(("values", "labels"), [([0.5, 1.5], [1.0]), ([0.5], [0.0, -1.0]), ([0.5], [2.0])])
 def test_what_is_no_probability_is_refused(values, labels):
     with pytest.raises(ValueError, match=r"must lie in \[0, 1\]"):
         compute_proper_scores(torch.tensor(values), torch.tensor(labels), "brier")

@@ -96,6 +96,11 @@ def test_a_clipped_log_ratio_is_the_clip_of_ppo_in_logarithms(tokens, low, high)
     torch.testing.assert_close(-bounded.exp() * advantages, expected)
 
 
+def test_a_token_without_advantage_has_no_log_ratio():
+    log_ratio, advantages = torch.tensor([1.0, -1.0, 1.0]), torch.tensor([0.0, 0.0, 1.0])
+    assert clip_log_ratio(log_ratio, advantages, clip=(0.25, 0.5)).tolist() == [0.0, 0.0, 0.5]
+
+
 # Rows ---------------------------------------------------------------------------------------------
 
 
@@ -152,6 +157,13 @@ def test_rows_far_from_the_old_policy_lose_their_negative_tokens(batch, bound):
     losses, _, held = compute_token_losses(new, old, advantages, rows, spec)
     assert held.tolist() == [not c for c in close]
     assert (losses[held] == 0).all() and (losses[~held] != 0).all()
+
+
+def test_a_row_on_the_bound_is_close_and_a_token_without_advantage_is_never_held():
+    log_ratio, rows = torch.tensor([-0.5, -0.5, -1.0, -1.0, -1.0]), torch.tensor([0, 0, 1, 1, 1])
+    advantages = torch.tensor([-1.0, -1.0, -1.0, 0.0, 1.0])
+    close = find_close_sequences(log_ratio, advantages, rows, bound=0.5)
+    assert close.tolist() == [True, True, False, True, True]
 
 
 @each_row("surrogate", SURROGATES)
@@ -220,6 +232,13 @@ def test_drawn_tokens_lie_between_the_bounds_and_a_seed_draws_the_same(rows, fra
     assert int(chosen.sum()) == min(count, int(candidates.sum()))
 
 
+def test_a_covariance_on_a_bound_is_not_drawn():
+    values = torch.tensor([[0.0, 0.5, 1.0, 1.5, 2.0]])
+    mask = torch.ones(1, 5, dtype=torch.bool)
+    chosen = draw_covariant_tokens(values, mask, fraction=1.0, low=0.5, high=1.5, seed=0)
+    assert chosen.tolist() == [[False, False, True, False, False]]
+
+
 @each_row(("surrogate", "dual_clip"), [("clip", None), ("clip", 2.0), ("cispo", None)])
 @given(tokens)
 def test_tokens_that_are_held_are_those_whose_clip_binds(surrogate, dual_clip, drawn):
@@ -235,6 +254,26 @@ def test_tokens_that_are_held_are_those_whose_clip_binds(surrogate, dual_clip, d
         elif dual_clip is not None:
             binds |= ratio > dual_clip and advantage < 0
         assert held[n].item() == binds
+
+
+@each_row(
+    ("surrogate", "expected"),
+    [
+        ("dppo_tv", [True, False, False, True, False, False]),
+        ("dppo_kl", [True, False, False, True, False, False]),
+        ("log_clip", [True, False, False, True, False, False]),
+        ("sapo", [False] * 6),
+        ("none", [False] * 6),
+    ],
+)
+def test_tokens_that_other_surrogates_hold(surrogate, expected):
+    """Far up, far down and near, pushed on; far down with a push up, far up without a push."""
+    old = torch.tensor([0.1, 0.9, 0.5, 0.9, 0.1, 0.1]).log()
+    new = torch.tensor([0.9, 0.1, 0.5, 0.1, 0.9, 0.9]).log()
+    advantages = torch.tensor([1.0, 1.0, 1.0, -1.0, -1.0, 0.0])
+    spec = LossSpec(surrogate=surrogate, clip=(0.2, 0.25))
+    *_, held = compute_token_losses(new, old, advantages, torch.zeros(6).long(), spec)
+    assert held.tolist() == expected
 
 
 def test_chosen_tokens_lose_their_gradient_or_pay_for_moving():

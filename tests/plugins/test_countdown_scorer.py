@@ -103,12 +103,24 @@ def test_what_is_nearly_right_earns_the_format_alone(equation, numbers, target):
         assert compute_score(answer(equation), problem, numeric="float64") == 1.0
 
 
+def test_a_distance_of_the_tolerance_itself_is_too_far():
+    scores = [
+        compute_score(answer("1-1"), {"numbers": [1, 1], "target": target}, allow_decimals=True)
+        for target in (1e-5, math.nextafter(1e-5, 0))
+    ]
+    assert scores == [0.1, 1.0]
+
+
 ROUNDED = [
     ("69/86", 69 / 86, 1.0),
     ("1/3", 0.3333333333333333, 1.0),
     ("1/10", 0.1, 1.0),
     ("5352+17/5579", 5352 + 17 / 5579, 1.0),
     ("1/3", 0.333333, 0.1),
+    ("1/6", 0.166666666667, 1.0),
+    ("1/6", 0.1666666666674, 0.1),
+    ("1/999999", 1 / 999_999, 1.0),
+    ("1/1000003", 1 / 1_000_003, 0.1),
     ("1/3+8**-30*9", 0.3333333333333333, 0.1),
     ("3/2+9*8**-30", 1.5, 0.1),
     ("1000000000000000+1/9", 1e15, 0.1),
@@ -247,6 +259,12 @@ def test_some_numbers_may_be_left_out():
     assert validate_equation("3+4", [3, 4, 5], use_all=False)
     assert not validate_equation("3+3", [3, 4], use_all=False)
     assert compute_score(answer("3+4"), {"target": 7, "numbers": [3, 4, 5]}, use_all=False) == 1.0
+
+
+def test_a_number_beyond_pythons_limit_is_none_of_a_problem():
+    longest, beyond = (10**n // 9 for n in (4300, 4301))  # all digits 1
+    assert validate_equation("1" * 4300 + "+2", [longest, 2])
+    assert not validate_equation("1" * 4301 + "+2", [beyond, 2])
 
 
 @given(

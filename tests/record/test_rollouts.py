@@ -29,7 +29,7 @@ from rlx.record.rollouts import (
 )
 from rlx.reward import RewardEntry, RewardTable
 from rlx.rollout import NO_PARENT, RolloutTree, Segment, Span
-from rlx_registry import Registry, read_body, write_body
+from rlx_registry import Registry, read_body, read_trees, write_body
 
 
 def float32(value):
@@ -291,6 +291,37 @@ def test_a_stream_that_an_earlier_version_did_not_know_is_read_as_missing():
 
 
 # The index ----------------------------------------------------------------------------------------
+
+
+def rename_field(kind, old, new):
+    """A type of Arrow in which fields called `old` are called `new`."""
+    if pa.types.is_list(kind):
+        return pa.list_(rename_field(kind.value_type, old, new))
+    if not pa.types.is_struct(kind):
+        return kind
+    return pa.struct(
+        [(new if f.name == old else f.name, rename_field(f.type, old, new)) for f in kind]
+    )
+
+
+def test_a_score_is_read_under_the_name_that_earlier_versions_gave_it(tmp_path):
+    trees = grown()
+    batch, _, _, rows = trained(trees)
+    sums = {"masked_return_sum": torch.arange(len(batch.rows)) + 0.1}
+    rows = rows_of_step(batch, rows.tokens, sums)
+    body = rollout_table(trees, scored(), rows)
+    index = body.schema.get_field_index("rows")
+    texts = json.dumps(body["rows"].to_pylist()).replace("masked_return_sum", "seed_returns_score")
+    kind = rename_field(body.schema.field("rows").type, "masked_return_sum", "seed_returns_score")
+    old = body.set_column(index, pa.field("rows", kind), pa.array(json.loads(texts), kind))
+    digest, _ = write_body(tmp_path / "old", old)
+    scores = read_step(read_body(tmp_path / "old")).rows.scores
+    assert scores["masked_return_sum"].tolist() == sums["masked_return_sum"].tolist()
+    write_body(tmp_path / "new", body)
+    numbers = range(len(trees))
+    assert read_trees(tmp_path / "old", digest, numbers) == read_trees(
+        tmp_path / "new", None, numbers
+    )
 
 
 def test_the_index_says_what_lists_and_filters_need():

@@ -151,7 +151,7 @@ def test_a_running_scale_is_handed_on(every, own_home):
 
 def test_three_scores_of_every_row_and_every_step(every, own_home):
     run, phases = every
-    names = ("total_score", "token_level_scores", "seed_returns_score")
+    names = ("total_score", "token_level_scores", "masked_return_sum")
     with own_home.registry() as registry:
         series = registry.results.metrics(run.id, [f"score/{name}" for name in names])
         for _, (step, trees) in phases.items():

@@ -48,7 +48,7 @@ def test_another_rule_of_sigma_changes_confidences_alone(home, finished):
     told = home.json("rescore", finished.id, "--set", SIGMA)
     found = changes(told)
     changed = {what for what, change in found.items() if change["changed"]}
-    assert changed == {"advantages", "returns", "seed_returns_score"}
+    assert changed == {"advantages", "returns", "masked_return_sum"}
     assert 0 < found["advantages"]["changed"] < found["advantages"]["n"]
     assert found["advantages"]["after"] > found["advantages"]["before"], "σ is far below 1"
     assert found["advantages"]["turned"] == 0, "σ changes sizes and no sign"

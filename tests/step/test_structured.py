@@ -212,6 +212,12 @@ LOGPROBS = TokenStreams(
 )
 
 
+def test_without_a_coefficient_kl_is_measured_and_not_paid():
+    free = TokenStreams(old_logprobs=LOGPROBS.old_logprobs, optional=LOGPROBS.optional)
+    train = step(streams=free, use_kl_in_reward=True)
+    assert train.kl.any() and torch.equal(train.token_rewards, train.placed.token_rewards)
+
+
 def test_kl_is_paid_by_the_token():
     train = step(
         streams=LOGPROBS, estimator=bound.estimator("reinforce_plus_plus"), use_kl_in_reward=True

@@ -43,22 +43,62 @@ def unbroken(home):
     return submit(home, "agent.yaml")
 
 
-def test_the_agent_learns_what_the_environment_teaches(home, unbroken):
-    """Every loss, gradient, reward and accuracy, to the last bit, at the same seeds."""
-    native = submit(home, "guess.yaml")
+def list_values(home, run):
+    """What is recorded of a run, but for the kinds of turns: every token, log-probability, reward,
+    advantage, weight and score, and the metrics over all turns."""
+    told = ("token_ids", "behaviour_logprobs", "text", "spans", "hull", "seed", "finish_reason")
+    found = []
+    for step, trees, _ in home.bodies(home.run(run)):
+        for tree in trees:
+            turns = [one for one in tree["segments"] if one["author"] == "policy"]
+            rows = [
+                {k: row[k] for k in row if k not in ("kind", "segment")} for row in tree["rows"]
+            ]
+            rewards = [
+                [
+                    (one["name"], one["raw"], one["weight"])
+                    for one in given or ()
+                    if one["status"] != "absent"
+                ]
+                for turn in turns
+                for given in (turn["rewards"], turn["global_rewards"])
+            ]
+            found.append((step, rows, rewards, [[turn[k] for k in told] for turn in turns]))
     with home.registry() as registry:
-        mine, theirs = (
-            {
-                name: points
-                for name, points in registry.results.metrics(run).items()
-                if name.startswith(("train/", "eval/", "score/", "rollout/turns", "sampler/"))
-                and not name.endswith(("_turn", "_guess", "_unclear", "_std"))
-            }
-            for run in (unbroken, native)
-        )
+        metrics = {
+            name: points
+            for name, points in registry.results.metrics(run).items()
+            if name.startswith(("train/", "eval/", "score/", "rollout/turns", "sampler/"))
+            and not name.endswith((*KINDS, "_std"))
+        }
+    return found, metrics
+
+
+KINDS = ("_turn", "_guess", "_unclear", "_kg_query", "_answer", "_invalid")
+
+
+def test_the_agent_learns_what_the_environment_teaches(home, unbroken):
+    """Every value, to the last bit, at the same seeds."""
+    native = submit(home, "guess.yaml")
+    mine, theirs = list_values(home, unbroken), list_values(home, native)
     assert mine == theirs
-    assert len(mine["train/loss"]) == 4
-    assert any(mine["train/grad_norm"])
+    assert len(mine[1]["train/loss"]) == 4
+    assert any(mine[1]["train/grad_norm"])
+
+
+def test_an_agent_on_the_knowledge_graph_learns_what_the_environment_teaches(home):
+    sets = {"model.warm_start.batch_size": 16, "evaluation.variants": "{}", "phases.0.steps": 2}
+    folder = guests.ROOT / "experiments"
+    runs = [submit(home, folder / name, **sets) for name in ("kg_agent.yaml", "kg.yaml")]
+    mine, theirs = (list_values(home, run) for run in runs)
+    assert mine == theirs
+    rows = [row for _, rows, *_ in mine[0] for row in rows]
+    assert {bool(value) for row in rows for value in row["advantages"]} == {False, True}
+    scored = {}
+    for name, raw, _ in (one for tree in mine[0] for given in tree[2] for one in given):
+        scored.setdefault(name, set()).add(raw)
+    assert scored["is_answer_score"] == {0.0, 1.0}
+    assert len(scored) == 7
 
 
 def test_a_run_that_is_killed_among_sessions_goes_on(home, unbroken):

@@ -71,7 +71,15 @@ def test_every_example_is_in_the_wheel():
         for kind in ("py", "jsonl")
         for path in (ROOT / "experiments" / "smollm2").glob(f"*.{kind}")
     }
-    names = {"code_tests", "my_data", "shop", "warm_starts", "webqsp_cwq.py", *beside}
+    names = {
+        "code_tests",
+        "kg_agent.py",
+        "my_data",
+        "shop",
+        "warm_starts",
+        "webqsp_cwq.py",
+        *beside,
+    }
     shipped = {f"experiments/{name}": f"rlx/examples/{name}" for name in names}
     assert target["force-include"] == examples | shipped
 

@@ -291,8 +291,7 @@ def estimate_optimal_token_baseline(inputs: CreditInputs, options: OptimalTokenB
     """
     mask = inputs.mask
     rewards = torch.where(mask, inputs.token_rewards, 0.0)
-    collisions = torch.where(mask, inputs.stream("collision_probs"), 0.0)
-    chosen = torch.where(mask, inputs.stream("old_logprobs"), 0.0).exp()
+    chosen, collisions = inputs.stream("old_logprobs").exp(), inputs.stream("collision_probs")
     energies = (1 - 2 * chosen + collisions).clamp(min=0)  # never below (1 - π)²
     variance = torch.where(mask, energies, 0.0).cumsum(dim=1)[mask].to(rewards.dtype)
     returns = compute_decayed_sums(rewards, 1.0)[mask]

@@ -213,8 +213,6 @@ def _fill_conventions(
 
 
 DEMONSTRATIONS: KeyPath = ("model", "warm_start", "demonstrations")
-
-
 """Where an experiment names the task of its warm start."""
 
 
@@ -587,8 +585,6 @@ PROVIDERS: Mapping[str, Provider] = MappingProxyType(
         ),
     }
 )
-
-
 """Every provider: of streams, by its name in their table (`rlx_registry.STREAMS`), and of other
 things that a plugin may need."""
 
@@ -604,14 +600,10 @@ NEEDS: Mapping[str, Provider] = MappingProxyType(
     }
     | {name: one for name, one in PROVIDERS.items() if not one.implementation}
 )
-
-
 """The provider of everything that `needs` may name."""
 
 
 ALIASES: Mapping[str, str] = MappingProxyType({"greedy_baseline": "greedy_scores"})
-
-
 """Former names of streams, which estimators of others may still ask for."""
 
 

@@ -32,14 +32,10 @@ RLX = (sys.executable, "-c", "import sys; from rlx.cli import main; sys.exit(mai
 
 
 RUN_TIME_LIMIT = 1800.0
-
-
 """Seconds that a run may take; without a limit, a run lost for good would block forever."""
 
 
 START = 2.0
-
-
 """Seconds after it has begun in which a process counts as starting."""
 
 
@@ -273,8 +269,6 @@ def _list_victims(run: RunRecord, victim: str) -> Iterator[int]:
 
 
 OF_MACHINE = ("perf/", "sampler/restarts")
-
-
 """Beginnings of the names of metrics that tell of the machine and not of the experiment: timings,
 and how often a process of the sampler was lost."""
 

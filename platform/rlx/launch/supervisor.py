@@ -77,26 +77,18 @@ from rlx_registry import (
 )
 
 HEARTBEAT_INTERVAL = 10.0
-
-
 """Seconds between heartbeats."""
 
 
 POLL_INTERVAL = 0.05
-
-
 """Seconds between two polls of the ranks."""
 
 
 STOP_GRACE = 30.0
-
-
 """Seconds that ranks have to exit once they are asked to stop."""
 
 
 DESCENDANTS_GRACE = 5.0
-
-
 """Seconds that the processes which ranks started have to exit after them."""
 
 
@@ -387,8 +379,6 @@ def _says_frozen(file: Path) -> bool:
 
 
 DEVICE_POLL_INTERVAL = 1.0
-
-
 """Seconds between two checks for free devices."""
 
 

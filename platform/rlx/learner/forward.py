@@ -252,8 +252,6 @@ AnyModule = TypeVar("AnyModule", bound=PackedModule)
 
 
 WHOLE_LOGITS = 2 << 30
-
-
 """Logits of a micro-batch with more bytes than this in float32 are computed by chunks of the
 vocabulary. Several tensors of that size are alive at once."""
 
@@ -262,26 +260,18 @@ FORMS: dict[str, tuple[ForwardForm, ...]] = {
     "cuda": (FlexForm(), GroupedForm(), CachedForm(), PlainForm()),
     "cpu": (GroupedForm(), CachedForm(), PlainForm()),
 }
-
-
 """By device type, fastest first. Plain rows are the reference."""
 
 
 NEAR = 1e-4
-
-
 """Maximum relative L2 distance of outputs; about 100 times the rounding error."""
 
 
 NARROW = 16
-
-
 """Maximum width of an attention window in the trial, in tokens: shorter than its rows."""
 
 
 SHAPE = (18, 12, (12, 5, 12), 4, (3, 5))
-
-
 """Tokens that all prompts begin with, of the rest of a prompt, of each answer, of the question, and
 of each confidence."""
 

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 GENERIC_TOKENIZERS = frozenset({"PreTrainedTokenizerFast", "TokenizersBackend"})
-
-
 """Generic tokenizer classes, fully described by `tokenizer.json`."""
 
 
@@ -221,14 +219,10 @@ def folder_dialogue(folder: Path, *, chat_template: bool) -> ModelDialogue:
 
 
 BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
-
-
 """A token of SentencePiece for a single byte."""
 
 
 SPACE = "\N{LOWER ONE EIGHTH BLOCK}"
-
-
 """What SentencePiece writes for a space."""
 
 

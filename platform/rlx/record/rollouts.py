@@ -35,17 +35,14 @@ from rlx_registry import (
     SegmentRecord,
     TreeRecord,
     build_arrow_type,
+    get_score_name,
 )
 
 AT_ONCE = 32
-
-
 """Trees that are converted to columns together."""
 
 
 Role = Literal["trained", "filtered", "greedy"]
-
-
 """Role of a tree: trained on, filtered out for lack of signal, or sampled as a greedy baseline."""
 
 
@@ -57,30 +54,15 @@ TOKEN_COLUMNS: Final[Mapping[str, torch.dtype]] = {
     for stream in STREAMS.values()
     if stream.is_stored and stream.shape != "[B]"
 }
-
-
 """Types of the values stored per token of a row."""
 
 
 SCORE_COLUMNS: Final = tuple(field.name for field in build_arrow_type(ScoreRecord))
-
-
 """Scores stored per row."""
 
 
-_STORED_NAMES = {"masked_return_sum": "seed_returns_score"}
-
-
 PIECES = pa.field("pieces", pa.list_(pa.list_(pa.string())))
-
-
 """Text of each token of each segment, for readers without a tokenizer; not used in computations."""
-
-
-def get_stored_score_name(name: str) -> str:
-    """The name under which a score is stored: that of a store's first version, so that curves of a
-    resumed run go on and runs of any version compare."""
-    return _STORED_NAMES.get(name, name)
 
 
 @dataclass(frozen=True, eq=False)
@@ -381,7 +363,22 @@ def _add_missing_columns(table: pa.Table) -> pa.Table:
         "segments.sampled_after",
         *(f"rows.{name}" for name in TOKEN_COLUMNS if name != "mask"),
     }
-    return table.cast(SCHEMA) if earlier <= now <= earlier | later else table
+    if not earlier <= now <= earlier | later:
+        return table
+    return _rename_scores(table).cast(SCHEMA)
+
+
+def _rename_scores(table: pa.Table) -> pa.Table:
+    """A table whose scores have today's names; a cast would take others for missing ones."""
+    lists = table["rows"].combine_chunks()
+    rows = pa.Table.from_struct_array(lists.values)
+    scores = pa.Table.from_struct_array(_get_column_array(rows, "scores"))
+    scores = scores.rename_columns([get_score_name(name) for name in scores.column_names])
+    rows = rows.set_column(
+        rows.schema.get_field_index("scores"), "scores", scores.to_struct_array()
+    )
+    renamed = pa.ListArray.from_arrays(lists.offsets, rows.to_struct_array().combine_chunks())
+    return table.set_column(table.schema.get_field_index("rows"), "rows", renamed)
 
 
 def _list_fields(schema: pa.Schema) -> set[str]:
@@ -503,8 +500,6 @@ def _parse_row_scores(flat: pa.Table) -> dict[str, Tensor]:
 
 
 ENTRIES = build_arrow_type(list[RewardRecord])
-
-
 """Type of a column with the reward entries of a turn or rollout."""
 
 

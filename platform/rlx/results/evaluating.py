@@ -62,20 +62,14 @@ from rlx.text import escape_unprintable, explain_write_errors
 from rlx_registry import RunRecord, write_body
 
 OWN = "held_out"
-
-
 """Name of the experiment's own held-out set in the default suite."""
 
 
 DEPARTURES = ("problems", "samples", "greedy", "seed")
-
-
 """Suite settings that a request can change."""
 
 
 EVALUATION_SECTIONS = ("runner", "sampler")
-
-
 """Spec sections that may be overridden; a suite's sets change the rest."""
 
 
@@ -282,8 +276,6 @@ def build_set_spec(
 
 
 BATCH = 64
-
-
 """Problems that are answered, scored and cached together."""
 
 
@@ -402,8 +394,6 @@ def _save_answer_batch(path: Path, text: str) -> None:
 
 
 PROBE_SECTIONS = ("probe", "runner", "sampler", "seed")
-
-
 """Spec sections that may be overridden; the others define what was trained."""
 
 

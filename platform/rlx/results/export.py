@@ -24,8 +24,6 @@ from rlx.text import escape_unprintable, explain_write_errors
 from rlx_registry import EvaluationRecord, Registry, RunRecord
 
 ABOUT = "rlx_export.json"
-
-
 """File in an exported model that says which newer checkpoints are not sound."""
 
 
@@ -122,8 +120,6 @@ PICTURES = {
     "reliability": "Accuracy against stated confidence, before and after training",
     "curves": "Training, step by step",
 }
-
-
 """What the card shows of the pictures of a run, with captions."""
 
 
@@ -133,8 +129,6 @@ COLUMNS = {
     "ece_debiased": "ECE, debiased",
     "auroc": "AUROC",
 }
-
-
 """Figures of the card's table, with their names there."""
 
 

@@ -273,8 +273,6 @@ def _choose_source(own: ModelSpec, model: str | None) -> PretrainedModelSpec:
 
 
 FORWARD_STREAMS = ("reference_logprobs", "collision_probs", "values")
-
-
 """Streams that take one pass of a model without a gradient."""
 
 

@@ -40,7 +40,7 @@ RULES = ("rewards", "mask", "estimator", "credit", "loss", "evaluation")
 
 TOKENS = ("mask", "placed", "token_rewards", "kl", "returns", "advantages", "weights")
 """Token streams that are compared."""
-SCORES = ("total_score", "token_level_scores", "seed_returns_score")
+SCORES = ("total_score", "token_level_scores", "masked_return_sum")
 
 
 @dataclass(frozen=True, eq=False)

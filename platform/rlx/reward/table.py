@@ -7,6 +7,8 @@ reward that needs an absent one is absent too. Absent is not zero.
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import reduce
+from operator import add
 from typing import Literal
 
 Place = tuple[int, int]
@@ -91,7 +93,7 @@ class RewardTable:
         known = [t for turn in turns if (t := self.get_turn_total((tree, turn))) is not None]
         if whole is None and not known:
             return None
-        return (sum(known) / len(known) if known else 0.0) + (whole or 0.0)
+        return (_add_in_order(known) / len(known) if known else 0.0) + (whole or 0.0)
 
     @classmethod
     def merge_tables(
@@ -139,4 +141,11 @@ def sum_named_rewards(
 
 def _sum_weighted_entries(entries: Iterable[RewardEntry]) -> float | None:
     counted = [e for e in entries if e.is_summed]
-    return sum(e.weight * e.raw for e in counted if e.raw is not None) if counted else None
+    if not counted:
+        return None
+    return _add_in_order(e.weight * e.raw for e in counted if e.raw is not None)
+
+
+def _add_in_order(values: Iterable[float]) -> float:
+    """Σ, one after the other: from Python 3.12 on, `sum` of floats may end in another bit."""
+    return reduce(add, values, 0.0)

@@ -21,7 +21,7 @@ from rlx.evaluation import (
 from rlx.kl import mean_kl
 from rlx.loss import compute_sampler_mismatch
 from rlx.plugin import Environment
-from rlx.record import Recorder, get_stored_score_name
+from rlx.record import Recorder
 from rlx.reward import RewardTable
 from rlx.rollout import RolloutTree, Segment, is_fault_segment
 from rlx.spec import LossSpec, MultiTurnRolloutSpec, RolloutSpec
@@ -104,9 +104,8 @@ def _compute_credit_figures(train: TrainBatch) -> dict[str, float]:
     """The three scores, the reward lost in placement, and KL from the reference policy."""
     figures: dict[str, float] = {}
     for name, scores in vars(train.scores).items():
-        stored = get_stored_score_name(name)
-        figures[f"score/{stored}"] = float(scores.mean())
-        figures[f"score/{stored}_std"] = float(scores.std(correction=0))
+        figures[f"score/{name}"] = float(scores.mean())
+        figures[f"score/{name}_std"] = float(scores.std(correction=0))
     figures["score/turns_without_tokens"] = float(train.placed.missing.sum())
     figures["score/lost"] = float(train.placed.lost.abs().sum())
     if train.kl is not None and train.mask.any():

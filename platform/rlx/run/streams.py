@@ -17,7 +17,7 @@ from rlx.discovery import import_implementation, list_providers
 from rlx.errors import RegistryError, SpecError
 from rlx.phase_setup import PhaseSetup
 from rlx.probe import ProbeContext, StateValues, build_probe_response, state_values
-from rlx.record import TrainedRows, get_stored_score_name
+from rlx.record import TrainedRows
 from rlx.run.collect import StepRollouts
 from rlx.run.context import RunContext
 from rlx.seeding import derive_seed
@@ -45,7 +45,7 @@ def collect_state_values(step_ids: Tensor, per_token: Tensor) -> Tensor:
 def build_trained_rows(train: TrainBatch) -> TrainedRows:
     """Builds the record of a step's training rows."""
     batch, streams, scores = train.batch, train.streams, train.scores
-    row_scores = {get_stored_score_name(name): values for name, values in vars(scores).items()}
+    row_scores = dict(vars(scores))
     per_token: dict[str, Tensor | None] = {}
     for stream in (stream for stream in STREAMS.values() if stream.is_stored):
         values = train.find_stream(stream.name)

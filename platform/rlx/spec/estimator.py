@@ -432,8 +432,6 @@ Profile = Literal["rlx", "verl", "trl", "kg_r1", "rlcr", "seed000", "seed004"]
 
 
 PROFILE_ALIASES: Final[dict[Profile, Profile]] = {"seed000": "kg_r1", "seed004": "rlcr"}
-
-
 """Deprecated names, which stored experiments have. `kg_r1` is KG-R1 (arXiv 2509.26383), `rlcr`
 is RLCR in two turns (arXiv 2507.16806)."""
 
@@ -460,8 +458,6 @@ _CONVENTIONS: Final[dict[Profile, dict[str, Any]]] = {
     },
     "rlcr": {"ddof": 0, "eps": 1e-4, "singleton": "refuse", "hull": True},
 }
-
-
 """Options of the estimator, mask and loss that each profile sets unless the YAML does. `rlx` keeps
 their own defaults."""
 

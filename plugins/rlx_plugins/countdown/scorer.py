@@ -78,10 +78,7 @@ def extract_solution(solution_str: str, extract: Extract = "last_line") -> str |
     """
     start = 0
     if extract == "last_line":
-        marker = solution_str.find(_MARKER)
-        start = solution_str.rfind("\n") + 1
-        if marker >= start:
-            start = marker + len(_MARKER)
+        start = max(solution_str.find(_MARKER), solution_str.rfind("\n"), 0)
     answer = get_last_block(solution_str, "<answer>", "</answer>", start)
     return None if answer is None else answer.strip()
 
@@ -97,7 +94,7 @@ def validate_equation(
     runs = _runs_of_digits(equation)
     if len(runs) > len(available_numbers):
         return False
-    if len(equation) > MAX_DIGITS and max(map(len, runs), default=0) > MAX_DIGITS:
+    if any(len(run) > MAX_DIGITS for run in runs):
         return False
     return _matches_available_numbers(list(map(int, runs)), available_numbers, use_all)
 

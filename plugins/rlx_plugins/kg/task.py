@@ -2,9 +2,10 @@
 
 import random
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
+from functools import lru_cache, reduce
 from hashlib import file_digest
 from itertools import count
+from operator import add
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -296,7 +297,7 @@ def _build_round_slots(
 
     Quotas are the integer parts of the shares, at least one; the largest remainders get the rest.
     """
-    total = sum(weight for _, weight in weights)
+    total = reduce(add, (weight for _, weight in weights))  # `sum` depends on the Python
     shares = {type_: _ROUND * weight / total for type_, weight in weights}
     quotas = {type_: max(1, int(share)) for type_, share in shares.items()}
     rest = sorted(shares, key=lambda type_: quotas[type_] - shares[type_])

@@ -36,7 +36,10 @@ PLAN: Sequence[tuple[str, Sequence[tuple[str, str]]]] = (
             ("by turn", r"train/reward_?(?!.*_std$)(.*)"),
             ("σ by turn", r"train/reward_?(.*)_std"),
             ("parts of scores", r"parts/(.+)"),
-            ("score", r"score/(total_score|token_level_scores|seed_returns_score)"),
+            (
+                "score",
+                r"score/(total_score|token_level_scores|masked_return_sum|seed_returns_score)",
+            ),
         ),
     ),
     (
