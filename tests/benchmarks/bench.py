@@ -31,6 +31,8 @@ BENCHMARKS = {
     "one_turn_generation": "generation",
     "rlcr_step": "steps",
     "grpo_step_vs_trl": "steps",
+    "slow_sessions": "sessions",
+    "forked_history": "sessions",
     "verb_cpu_ratios": "starts",
     "start_cpu_seconds": "starts",
     "main_job": "main_job",

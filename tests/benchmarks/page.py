@@ -86,6 +86,19 @@ with warm start, evaluations, pictures and the mirror to MLflow, and below it is
 models reach on held-out problems; clock is in seconds there.
 """
 
+SESSIONS = """\
+Sessions wait by sleeping, and a model that is a hash sleeps 0.05 s for a batch. `slow_tenth_*` is a
+step of 20 sessions of 8 turns: an agent's program, or a call of a live environment, takes 0.5 s in
+a turn, and 5 s in a tenth of all turns. Its share of waiting is the waiting of the session that
+waits longest, and the model's time for a batch per turn. `undisturbed_*` are the steady ones of 200
+programs of 3 turns, among others that wait up to 2 s, cut their connections or are killed.
+`_lockstep` waits for every session before a batch; the others have a patience of 0.1 s. All of this
+is by the clock, so that other work on the machine counts.
+
+`forked_history_tokens` is what the learner computes of programs that write four turns, go on with
+one of them, and so on, six times.
+"""
+
 SECTIONS = {
     "Steps of training": (
         STEPS,
@@ -94,6 +107,7 @@ SECTIONS = {
             *("two_turn_generation", "one_turn_generation", "rlcr_step", "grpo_step_vs_trl"),
         ),
     ),
+    "Sessions": (SESSIONS, ("slow_sessions", "forked_history")),
     "Starts": (
         SMALL,
         ("verb_cpu_ratios", "start_cpu_seconds", "main_job"),

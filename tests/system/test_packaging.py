@@ -76,6 +76,7 @@ def test_every_example_is_in_the_wheel():
         "kg_agent.py",
         "my_data",
         "shop",
+        "stock.py",
         "warm_starts",
         "webqsp_cwq.py",
         *beside,

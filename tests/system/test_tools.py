@@ -1,7 +1,12 @@
 """Runs whose policy calls tools: stopped and resumed, and with the tools on an MCP server."""
 
 import shutil
+import socket
+import subprocess
+import sys
 from pathlib import Path
+
+from patience import find_free_port, stop_process, wait_until
 
 from rlx.launch import find_run_differences
 from rlx.plugin import Action, ToolCall
@@ -40,6 +45,28 @@ def test_a_tool_that_hangs_or_dies_costs_its_own_call():
     late, dead = "error: deadline of 20 s passed", "error: process died (exit code 3)"
     assert [step.results for step in steps] == [("4", late), (dead, "4")]
     assert [step.info["failed"] for step in steps] == [1, 1]
+
+
+def test_a_server_by_its_address_has_the_tools_of_one_that_is_started():
+    server, port = EXPERIMENTS / "shop" / "server.py", find_free_port()
+    process = subprocess.Popen([sys.executable, server, str(port)])
+    try:
+        wait_until("the server", lambda: answers_at(port))
+        places = {"url": f"http://127.0.0.1:{port}/mcp"}, {"command": ["python", str(server)]}
+        there, started = (Tools(tools=[{"mcp": place}]) for place in places)
+        assert there.data() == started.data()
+        assert sorted(there.data()) == ["tool calculate", "tool look_up"]
+        calls = (ToolCall("calculate", {"sum": "2*3"}), ToolCall("calculate", {"sum": "2"}))
+        step = there.step(None, Action(text="", calls=calls))
+        assert step.results == started.step(None, Action(text="", calls=calls)).results
+        assert step.results == ("6", "error: Error executing tool calculate")
+    finally:
+        stop_process(process)
+
+
+def answers_at(port):
+    with socket.socket() as client:
+        return client.connect_ex(("127.0.0.1", port)) == 0
 
 
 def list_results(home, run_id):
