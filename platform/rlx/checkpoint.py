@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 from rlx import __version__
 from rlx.errors import DivergedModelError, RlxError
 from rlx.home import RunFolder
+from rlx.importing import speed_up_imports
 from rlx.sealed_folder import (
     CheckpointError,
     ComputeDigests,
@@ -419,23 +420,33 @@ def write_weights(
         EnvironmentFault: files of the base model are missing.
     """
     os.environ.setdefault("DS_ACCELERATOR", "cpu")  # else DeepSpeed probes for devices and logs it
-    import torch
-    from transformers.utils.logging import disable_progress_bar
+    with speed_up_imports():
+        import torch
+        from transformers.utils.logging import disable_progress_bar
 
-    from rlx.learner import PackedPolicy, load_consolidated_weights, write_model
-    from rlx.model import adapt_policy, adapter_weights, build_policy, merged_weights
+        from rlx.learner import load_consolidated_weights
+        from rlx.model import (
+            adapt_policy,
+            adapter_weights,
+            build_policy,
+            merged_weights,
+            save_adapter,
+        )
 
     disable_progress_bar()
     dtype = getattr(torch, read_state(checkpoint).dtype)
     policy = build_policy(spec.model, spec.seed, tokenizer, dtype=dtype)
     adapt_policy(policy, spec.model, spec.seed)
+    stored = load_consolidated_weights(checkpoint / POLICY)  # of a `PackedPolicy`, with its prefix
     try:
-        PackedPolicy(policy.model).load_state_dict(load_consolidated_weights(checkpoint / POLICY))
+        policy.model.load_state_dict({n.removeprefix("model."): w for n, w in stored.items()})
     except RuntimeError as error:
         raise RlxError(f"{checkpoint.name} belongs to another model: {error}") from error
     weights = merged_weights(policy.model)
     _require_sound_model(policy, weights, checkpoint.name)
-    write_model(policy, weights, adapter_weights(policy.model), folder)
+    policy.save(folder, weights)
+    if adapter := adapter_weights(policy.model):
+        save_adapter(policy.model, adapter, folder / "adapter")
 
 
 def _require_sound_model(policy: "Policy", weights: Mapping[str, "Tensor"], name: str) -> None:

@@ -270,7 +270,7 @@ def read_body(path: Path | str, sha256: str | None = None) -> "pyarrow.Table":
     from pyarrow import parquet
 
     with _open_body(Path(path), sha256) as source:
-        return parquet.read_table(source)
+        return parquet.ParquetFile(source).read()
 
 
 def read_trees(path: Path | str, sha256: str | None, trees: Collection[int]) -> list[TreeRecord]:
@@ -282,8 +282,12 @@ def read_trees(path: Path | str, sha256: str | None, trees: Collection[int]) -> 
     from pyarrow import parquet
 
     with _open_body(Path(path), sha256) as source:
-        table = parquet.read_table(source, filters=[("tree", "in", list(trees))])
-        found: list[TreeRecord] = table.to_pylist()
+        file, found = parquet.ParquetFile(source), list[TreeRecord]()
+        for group in range(file.num_row_groups):
+            numbers = file.read_row_group(group, columns=["tree"])["tree"].to_pylist()
+            at = [place for place, number in enumerate(numbers) if number in trees]
+            table = file.read_row_group(group) if at else None
+            found += [table.slice(place, 1).to_pylist()[0] for place in at]
         for tree in found:
             check_tree_record(tree)
             for row in tree["rows"]:

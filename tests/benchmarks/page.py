@@ -73,13 +73,14 @@ no slower than 8. Each side is a process of its own, and they take turns.
 """
 
 SMALL = """\
-`validate_cpu_seconds` is `rlx validate experiments/rlcr.yaml`, start of Python included, and
-beside it is what that takes to import Pydantic. `start_cpu_seconds` is of all processes of a run of
-`experiments/quick.yaml` whose warm start is stored: from `rlx submit` to the end of the first step
-with one rank and with two, and from the kill of a rank to its successor's next step. Other work on
-the machine makes CPU seconds up to twice as many, and there was some: the imports beside them are
-of the same rounds. The mirror to MLflow is off the path of training: the supervisor imports MLflow
-after the first step, and sends batches of the registry's values, as `mlflow.log_metrics` does.
+`verb_cpu_ratios` are whole commands, start of Python included, on a finished run of
+`experiments/quick.yaml`; `validate` is of `experiments/rlcr.yaml`. `start_cpu_seconds` is of all
+processes of a run of `experiments/quick.yaml` whose warm start is stored: from `rlx submit` to the
+end of the first step with one rank and with two, and from the kill of a rank to its successor's
+next step. Other work on the machine makes CPU seconds up to twice as many, and there was some: the
+imports beside them are of the same rounds. The mirror to MLflow is off the path of training: the
+supervisor imports MLflow after the first step, and sends batches of the registry's values, as
+`mlflow.log_metrics` does.
 `main_job_cpu_seconds` is of all processes of `rlx submit experiments/rlcr.yaml` from an empty home,
 with warm start, evaluations, pictures and the mirror to MLflow, and below it is what the trained
 models reach on held-out problems; clock is in seconds there.
@@ -109,7 +110,7 @@ SECTIONS = {
     "Sessions": (SESSIONS, ("slow_sessions", "forked_history")),
     "Starts": (
         SMALL,
-        ("validate_cpu_seconds", "start_cpu_seconds", "main_job"),
+        ("verb_cpu_ratios", "start_cpu_seconds", "main_job"),
     ),
 }
 """By title: what is compared with what, and the benchmarks whose figures follow."""

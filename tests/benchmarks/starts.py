@@ -1,13 +1,15 @@
-"""What users wait for: `rlx validate`, and a run before it trains or after the kill of a rank."""
+"""What users wait for: commands, and a run before it trains or after the kill of a rank."""
 
 import os
 import resource
+import shutil
 import signal
 import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -19,23 +21,57 @@ from rlx.home import RunFolder
 from rlx.launch import list_live_ranks
 from rlx.progress import read_progress
 
-__all__ = ["start_cpu_seconds", "validate_cpu_seconds"]
+__all__ = ["start_cpu_seconds", "verb_cpu_ratios"]
 
 ROOT = Path(__file__).parents[2]
 ROUNDS = 3
 LOOK = 0.05
 IMPORTS = "import torch, transformers, deepspeed"
+VERBS = {
+    "validate": "validate experiments/rlcr.yaml",
+    "runs": "runs",
+    "status": "status latest",
+    "samples": "samples latest",
+    "samples, a row": "samples latest --credit --row 0",
+    "plan": "plan experiments/quick.yaml",
+    "export": "export latest {own}/model",
+    "rm": "rm latest --yes",
+}
+"""What is measured of the command line, by name."""
 
 
-def validate_cpu_seconds() -> list[dict]:
-    """CPU seconds of a whole `rlx validate experiments/rlcr.yaml`, start of Python included."""
-    command = [Path(sys.executable).with_name("rlx"), "validate", "experiments/rlcr.yaml"]
-    imports = [sys.executable, "-c", "import pydantic; pydantic.BaseModel"]
-    took = in_turns({"rlx": lambda: _run(command), "pydantic": lambda: _run(imports)}, 5)
-    wall = statistics.median(t.wall for t in took["rlx"])
-    baseline = beside("none; to import Pydantic", [t.cpu for t in took["pydantic"]])
-    values = [t.cpu for t in took["rlx"]]
-    return [row("validate_cpu_seconds", values, baseline, "CPU s", wall=wall)]
+def verb_cpu_ratios() -> list[dict]:
+    """CPU time of whole commands, start of Python included, as ratios to a Python that imports what
+    each of them needs. Each has a copy of the home of a finished run of `experiments/quick.yaml`.
+    """
+    rlx = Path(sys.executable).with_name("rlx")
+    with TemporaryDirectory() as folder:
+        home, own = Path(folder, "home"), Path(folder, "own")
+        _run([rlx, "submit", "experiments/quick.yaml"], home)
+
+        def start(command: Sequence[Path | str]) -> Spent:
+            shutil.rmtree(own, ignore_errors=True)
+            shutil.copytree(home, own)
+            return _run(command, own)
+
+        sides = {
+            name: partial(start, [rlx, *arguments.format(own=own).split()])
+            for name, arguments in VERBS.items()
+        }
+        python = [sys.executable, "-c", "import pydantic, yaml, click; pydantic.BaseModel"]
+        took = in_turns({"python": lambda: _run(python), **sides}, 5)
+    baseline = "a Python that imports Pydantic, PyYAML and click"
+    theirs = took.pop("python")
+    return [
+        row(
+            f"verb_cpu_ratios {name}",
+            [ours.cpu / their.cpu for ours, their in zip(spent, theirs, strict=True)],
+            beside(baseline, [t.cpu for t in theirs]),
+            "times its CPU time",
+            milliseconds=1e3 * statistics.median(t.cpu for t in spent),
+        )
+        for name, spent in took.items()
+    ]
 
 
 def start_cpu_seconds() -> list[dict]:
@@ -63,9 +99,10 @@ def start_cpu_seconds() -> list[dict]:
     ]
 
 
-def _run(command: Sequence[Path | str]) -> Spent:
+def _run(command: Sequence[Path | str], home: Path | None = None) -> Spent:
+    env = os.environ if home is None else os.environ | {"RLX_HOME": str(home)}
     before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
-    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
+    subprocess.run(command, cwd=ROOT, env=env, check=True, capture_output=True)
     wall, after = time.perf_counter() - began, resource.getrusage(resource.RUSAGE_CHILDREN)
     return Spent(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime, wall)
 

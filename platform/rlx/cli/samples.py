@@ -14,8 +14,6 @@ from rlx.launch import (
     open_registry,
 )
 from rlx.results import load_step_accounts, select_rollout_steps
-from rlx.reward import RewardEntry
-from rlx.rollout import RolloutTree, Segment
 from rlx.text import escape_unprintable
 from rlx_registry import (
     BodyError,
@@ -31,6 +29,8 @@ from rlx_registry import (
 
 if TYPE_CHECKING:
     from rlx.record import StoredStep  # brings torch
+    from rlx.reward import RewardEntry
+    from rlx.rollout import RolloutTree, Segment
 
 
 ROWS_ON_SCREEN = 20
@@ -348,7 +348,7 @@ def _build_row_json(
     }
 
 
-def _join_prompt(before: Sequence[Segment]) -> str:
+def _join_prompt(before: "Sequence[Segment]") -> str:
     """The last prompt before a turn, and what an environment added to it (self-play)."""
     text = ""
     for segment in before:
@@ -356,7 +356,7 @@ def _join_prompt(before: Sequence[Segment]) -> str:
     return text
 
 
-def _build_turn_json(tree: RolloutTree, index: int) -> dict[str, Any]:
+def _build_turn_json(tree: "RolloutTree", index: int) -> dict[str, Any]:
     """Returns a turn and the observation that followed it; null where there is none."""
     turn = tree.segments[index]
     after = [s.text for s in tree.segments if s.parent == index and s.author == "environment"]
@@ -384,7 +384,7 @@ def _build_rewards_json(stored: "StoredStep", tree: int, own: Sequence[int]) -> 
     }
 
 
-def _collect_reward_values(entries: Mapping[str, RewardEntry]) -> dict[str, float | None]:
+def _collect_reward_values(entries: "Mapping[str, RewardEntry]") -> dict[str, float | None]:
     """Returns weighted values, then the raw values of the rewards that are summed."""
     weighted = {
         e.name: e.raw if e.raw is None or not e.is_summed else e.weight * e.raw

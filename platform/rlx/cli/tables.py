@@ -3,7 +3,7 @@
 import os
 import shlex
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.table import Column, Table
@@ -11,11 +11,13 @@ from rich.text import Text
 
 from rlx.cli.console import build_table, open_console
 from rlx.launch import locate_run_folder
-from rlx.probe import GRID, RecordedProbe, agreement_line, compute_agreement
 from rlx.record import find_mlflow_link
-from rlx.spec import SuiteSpec
 from rlx.text import escape_unprintable
 from rlx_registry import EvaluationRecord, Registry, RunRecord, is_idle
+
+if TYPE_CHECKING:  # slow to import, and few runs have probes
+    from rlx.probe import RecordedProbe
+    from rlx.spec import SuiteSpec
 
 WARM_START_LOSS = "warm_start/loss"
 CPU_PARTS = ("sample", "score", "learn", "record", "evaluate", "rest")
@@ -281,7 +283,7 @@ def get_figure_interval(figures: Mapping[str, Any], name: str) -> tuple[float, f
     return None if found is None else (found[0], found[1])
 
 
-def show_suite(suite: SuiteSpec, figures: Mapping[str, Mapping[str, Any]]) -> None:
+def show_suite(suite: "SuiteSpec", figures: Mapping[str, Mapping[str, Any]]) -> None:
     """Prints a table of all sets, and one of votes if several answers were sampled."""
     console = open_console()
     how = "the most likely tokens" if suite.greedy else "sampled"
@@ -329,13 +331,15 @@ PROBE_SHARES = (0.0, 0.5, 1.0)
 """Shares of the reasoning at which the table shows `mc_p_correct`."""
 
 
-def show_probes(probes: Sequence[RecordedProbe], console: Console) -> None:
+def show_probes(probes: "Sequence[RecordedProbe]", console: Console) -> None:
     """Prints the probes of one run or model: a table per suite, and a line on stated confidence.
 
     Args:
         probes: ordered by step; the line is about the last one with stated confidences.
         console: the console to print to.
     """
+    from rlx.probe import agreement_line, compute_agreement
+
     suites: dict[str, list[RecordedProbe]] = {}
     for probe in probes:
         suites.setdefault(probe.suite, []).append(probe)
@@ -349,7 +353,9 @@ def show_probes(probes: Sequence[RecordedProbe], console: Console) -> None:
             break
 
 
-def _build_probe_steps_table(steps: Sequence[RecordedProbe]) -> Table:
+def _build_probe_steps_table(steps: "Sequence[RecordedProbe]") -> Table:
+    from rlx.probe import GRID
+
     suite, settings = (
         escape_unprintable(steps[-1].suite),
         _describe_probe_settings(steps[-1].figures["settings"]),

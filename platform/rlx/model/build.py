@@ -23,6 +23,7 @@ from transformers import (
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from rlx.errors import EnvironmentFault, SpecError
+from rlx.importing import hide_packages
 from rlx.model.copies import convert_weights
 from rlx.model.dialogue import ModelDialogue
 from rlx.model.files import first_line, model_folder, name_reference, share_weights
@@ -87,7 +88,9 @@ class Policy:
             folder: created if missing.
             weights: by name; by default the model's own.
         """
-        self.model.save_pretrained(folder, state_dict=None if weights is None else dict(weights))
+        state = None if weights is None else dict(weights)
+        with hide_packages("deepspeed"):  # accelerate imports it to see that nothing is wrapped
+            self.model.save_pretrained(folder, state_dict=state)
         self.tokenizer.save_pretrained(folder)
         share_weights(folder / "config.json")
 

@@ -197,6 +197,9 @@ class MlflowTracker(Tracker):
         """Moves the run to MLflow's trash."""
         mlflow_run_id = run.ids["mlflow_run_id"]
         with self._convert_errors():
+            if (path := _find_store_file(self._uri)) is not None:
+                _move_to_trash(path, mlflow_run_id)
+                return
             found = self._get_run(mlflow_run_id)
             if found is not None and found.info.lifecycle_stage != "deleted":
                 self._client.delete_run(mlflow_run_id)
@@ -356,9 +359,8 @@ def prepare_store(uri: str) -> None:
     Raises:
         TrackerUnavailableError: the store cannot be written.
     """
-    scheme, _, place = uri.partition(":///")
-    path = Path(place.partition("?")[0])
-    if scheme != "sqlite":
+    path = _find_store_file(uri)
+    if path is None:
         return
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.with_name(f"{path.name}.lock").open("w") as lock:
@@ -382,6 +384,23 @@ def prepare_store(uri: str) -> None:
             except sqlite3.Error as error:
                 why = _HELD if error.sqlite_errorcode == sqlite3.SQLITE_BUSY else error
                 raise TrackerUnavailableError(f"MLflow's store {path}: {why}") from error
+
+
+def _find_store_file(uri: str) -> Path | None:
+    scheme, _, place = uri.partition(":///")
+    return Path(place.partition("?")[0]) if scheme == "sqlite" else None
+
+
+def _move_to_trash(path: Path, mlflow_run_id: str | None) -> None:
+    """Does what MLflow's `delete_run` does to a store, without its import, which takes seconds."""
+    if not path.exists():
+        return
+    with closing(sqlite3.connect(path, timeout=30)) as store, store:
+        store.execute(
+            "UPDATE runs SET lifecycle_stage = 'deleted', deleted_time = ? "
+            "WHERE run_uuid = ? AND lifecycle_stage != 'deleted'",
+            (_to_milliseconds(time.time()), mlflow_run_id),
+        )
 
 
 def _get_artifact_root(path: Path) -> str:

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 
 from rlx.errors import SpecError
 from rlx.launch import locate_run_folder
-from rlx.spec import ExperimentSpec
 from rlx_registry import ENDED, BodyRecord, Registry, RunRecord, read_body
 
 if TYPE_CHECKING:
     from rlx.plan import RowAccount  # brings torch
+    from rlx.spec import ExperimentSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,7 @@ class StepAccounts:
         decoded: whether the tokens' texts are known; else they are token ids.
     """
 
-    spec: ExperimentSpec
+    spec: "ExperimentSpec"
     rows: "tuple[RowAccount, ...]"
     decoded: bool
 
