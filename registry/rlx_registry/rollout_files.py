@@ -285,9 +285,8 @@ def read_trees(path: Path | str, sha256: str | None, trees: Collection[int]) -> 
         file, found = parquet.ParquetFile(source), list[TreeRecord]()
         for group in range(file.num_row_groups):
             numbers = file.read_row_group(group, columns=["tree"])["tree"].to_pylist()
-            at = [place for place, number in enumerate(numbers) if number in trees]
-            table = file.read_row_group(group) if at else None
-            found += [table.slice(place, 1).to_pylist()[0] for place in at]
+            if at := [place for place, number in enumerate(numbers) if number in trees]:
+                found += file.read_row_group(group).take(at).to_pylist()
         for tree in found:
             check_tree_record(tree)
             for row in tree["rows"]:
