@@ -4,8 +4,9 @@ import os
 import shutil
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import pytest
@@ -56,11 +57,40 @@ def browser() -> Iterator[Any]:
     with sync_playwright() as playwright:
         # Where we are root, as in containers, its sandbox does not start.
         flags = ["--no-sandbox", OFFLINE, *LEAN]
-        opened = playwright.chromium.launch(executable_path=path, args=flags, timeout=1000 * LIMIT)
+        launch = partial(
+            playwright.chromium.launch, executable_path=path, args=flags, timeout=1000 * LIMIT
+        )
+        opened = Chromium(launch)
         try:
             yield opened
         finally:
             opened.close()
+
+
+class Chromium:
+    """A browser, and its successor where it ends, as on a machine that is short of memory."""
+
+    def __init__(self, launch: Callable[[], Any]) -> None:
+        self._launch, self._opened = launch, launch()
+
+    def restart_if_ended(self) -> bool:
+        """Whether it had ended, and its contexts with it."""
+        from playwright.sync_api import Error
+
+        try:
+            self._opened.new_browser_cdp_session().detach()  # `is_connected` knows nothing new
+        except Error:
+            self._opened = self._launch()
+            return True
+        return False
+
+    def new_context(self, **options: Any) -> Any:
+        """As Playwright's."""
+        return self._opened.new_context(**options)
+
+    def close(self) -> None:
+        """Ends it."""
+        self._opened.close()
 
 
 @contextmanager

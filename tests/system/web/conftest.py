@@ -41,6 +41,8 @@ def enter(chromium):
 
     def begin(address, **options):
         found = f"{address} {sorted(options.items())}"
+        if chromium.restart_if_ended():
+            kept.clear()
         if found not in kept:
             kept[found] = Tabs(chromium, address, **options)
         return Visit(kept[found])
