@@ -40,8 +40,8 @@ TRL = "TRL 1.16 GRPOTrainer, its output layer at every position, as on every CPU
 CACHES = "generate with one cache, a cache with gradient, fused AdamW"
 LONGEST = 400
 """Tokens that examples fill."""
-PROMPTS, ANSWERS, ANSWER = 2, 8, 32
-TREE_ANSWERS, CONFIDENCES, CONFIDENCE = 4, 4, 12
+PROMPTS, ANSWERS, ANSWER = 4, 8, 32
+TREES, TREE_ANSWERS, CONFIDENCES, CONFIDENCE = 6, 4, 4, 12
 TOKENS = 16_384
 """Packed tokens of a micro-batch, the default."""
 QUESTION = (
@@ -52,7 +52,7 @@ ROUNDS = 3
 
 
 def smollm2_grpo_step() -> list[dict]:
-    """Sampling, credit and update of 2 prompts with 8 answers of 32 tokens each."""
+    """Sampling, credit and update of 4 prompts with 8 answers of 32 tokens each."""
     python = peer_python("trl")
     with _real_model() as folder:
         texts = _build_prompts()
@@ -70,7 +70,9 @@ def smollm2_grpo_step() -> list[dict]:
             theirs.answer()
             ours.answer()
             sides = {"ours": ours.spent, "trl": theirs.spent}
-            sides["plain"] = lambda: spent(lambda: plain.step(_choose(texts, next(numbers))))
+            sides["plain"] = lambda: spent(
+                lambda: plain.step(_choose(texts, next(numbers), PROMPTS))
+            )
             took = in_turns(sides, ROUNDS)
     return [
         compared("smollm2_grpo_step_vs_trl", took["trl"], took["ours"], TRL),
@@ -79,7 +81,7 @@ def smollm2_grpo_step() -> list[dict]:
 
 
 def smollm2_rlcr_step() -> list[dict]:
-    """Both turns, credit and update of 2 prompts, 4 answers of 32, 4 confidences of 12 each."""
+    """Both turns, credit and update of 6 prompts, 4 answers of 32, 4 confidences of 12 each."""
     with _real_model():
         texts = _build_prompts()
         rollout = TwoTurnRolloutSpec(
@@ -94,7 +96,7 @@ def smollm2_rlcr_step() -> list[dict]:
 
         def take(name: str, step: Callable[[list[str], int], None]) -> Spent:
             number = next(numbers[name])
-            return spent(lambda: step(_choose(texts, number), number))
+            return spent(lambda: step(_choose(texts, number, TREES), number))
 
         sides = {
             "ours": partial(take, "ours", ours.step),
@@ -142,9 +144,9 @@ def _build_prompts() -> list[str]:
     return max(by_length.values(), key=len)
 
 
-def _choose(texts: list[str], number: int) -> list[str]:
-    first = number * PROMPTS % len(texts)
-    return texts[first : first + PROMPTS]
+def _choose(texts: list[str], number: int, count: int) -> list[str]:
+    first = number * count % len(texts)
+    return texts[first : first + count]
 
 
 class PlainSteps:
