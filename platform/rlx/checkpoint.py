@@ -430,7 +430,7 @@ def write_weights(
             adapter_weights,
             build_policy,
             merged_weights,
-            save_adapter,
+            write_model,
         )
 
     disable_progress_bar()
@@ -444,9 +444,7 @@ def write_weights(
         raise RlxError(f"{checkpoint.name} belongs to another model: {error}") from error
     weights = merged_weights(policy.model)
     _require_sound_model(policy, weights, checkpoint.name)
-    policy.save(folder, weights)
-    if adapter := adapter_weights(policy.model):
-        save_adapter(policy.model, adapter, folder / "adapter")
+    write_model(policy, weights, adapter_weights(policy.model), folder)
 
 
 def _require_sound_model(policy: "Policy", weights: Mapping[str, "Tensor"], name: str) -> None:

@@ -70,6 +70,12 @@ which take the log-probabilities of the update itself as old ones and so need no
 GRPOTrainer of TRL 1.16 with the same weights, prompts, reward and loss (β 0, one update per
 rollout, float32, no gradient checkpointing, no logging), all 64 rows in one micro-batch, which was
 no slower than 8. Each side is a process of its own, and they take turns.
+
+`smollm2_grpo_step_*` and `smollm2_rlcr_step_*` are whole steps of SmolLM2-135M-Instruct in float32,
+whose prompts of about 400 tokens differ in the last few: 4 prompts with 8 answers of 32 tokens, and
+6 with 4 answers of 32 and 4 confidences of 12 below each. TRL computes its output layer at every
+position, as it does on every CPU. `_strongest` is `generate` with one cache, and an update with
+transformers' cache with gradient, in which no token is read twice but what problems share.
 """
 
 SMALL = """\
@@ -105,6 +111,7 @@ SECTIONS = {
         (
             *("rlcr_update_short", "rlcr_update_long", "common_prefix_update"),
             *("two_turn_generation", "one_turn_generation", "rlcr_step", "grpo_step_vs_trl"),
+            *("smollm2_grpo_step", "smollm2_rlcr_step"),
         ),
     ),
     "Sessions": (SESSIONS, ("slow_sessions", "forked_history")),

@@ -3,8 +3,7 @@
 SmolLM2-135M-Instruct in float32 reads a system message, worked examples and a question about a
 word, over 400 tokens of which the last few differ. Beside rlx stand the strongest plain form of
 transformers, one cache in sampling and one with gradient in the update, and TRL. All three read the
-same token ids, and lengths are forced. Gradients of rlx and of the plain form are compared first,
-in common_prefix.py.
+same token ids, and lengths are forced. common_prefix.py compares gradients, of one turn.
 """
 
 import json
@@ -65,7 +64,7 @@ def smollm2_grpo_step() -> list[dict]:
         numbers = count()
         with (
             Peer.started(trl, folder / "trl.log") as theirs,
-            Peer.started(own, folder / "own.log", RLX_BENCH_MODEL=str(folder)) as ours,
+            Peer.started(own, folder / "own.log") as ours,
         ):
             theirs.answer()
             ours.answer()

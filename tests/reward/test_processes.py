@@ -144,6 +144,35 @@ def test_a_signal_in_the_midst_of_an_end_leaves_nothing(mark):
     assert int(tried) > 15  # lines
 
 
+INTERRUPTED_IMPORT = """
+import os, signal, subprocess, sys
+from rlx.descendants import adopt_orphans, kill_descendants
+
+class SignalsDuringImport:
+    def find_spec(self, name, *_):
+        if name == "psutil._common":
+            os.kill(os.getpid(), signal.SIGTERM)
+
+def leave(*_):
+    try:
+        kill_descendants()
+    finally:
+        os._exit(0)
+
+adopt_orphans()
+sys.meta_path.insert(0, SignalsDuringImport())
+signal.signal(signal.SIGTERM, leave)
+subprocess.Popen(["sleep", sys.argv[1]])
+kill_descendants()
+"""
+
+
+def test_a_signal_in_the_midst_of_an_import_leaves_nothing(mark):
+    """What ends processes is imported before: a handler would find it half done."""
+    subprocess.run([sys.executable, "-c", INTERRUPTED_IMPORT, mark], check=True, timeout=LIMIT)
+    assert marked(mark) == []
+
+
 POOL = """
 import sys
 sys.path.insert(0, sys.argv[1])

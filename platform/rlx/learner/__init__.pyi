@@ -9,7 +9,6 @@ from .learner import (
     learning_rate,
     time_update,
     train_on_demonstrations,
-    write_model,
 )
 from .terms import UpdateStats
 from .universal import convert_checkpoints, load_consolidated_weights
@@ -31,5 +30,4 @@ __all__ = [
     "load_consolidated_weights",
     "time_update",
     "train_on_demonstrations",
-    "write_model",
 ]

@@ -36,8 +36,8 @@ from rlx.model import (
     disable_adapters,
     is_adapted,
     iterate_merged_weights,
-    save_adapter,
     share_model,
+    write_model,
 )
 from rlx.spec import LossSpec, OptimizerSpec, RunnerSpec
 from rlx.train_batch import TrainBatch
@@ -260,23 +260,6 @@ class Learner:
             shutil.rmtree(folder, ignore_errors=True)
             aside.replace(folder)
         self._ranks.barrier()
-
-
-def write_model(
-    policy: Policy, weights: Mapping[str, Tensor], adapter: Mapping[str, Tensor], folder: Path
-) -> None:
-    """Writes weights, configuration and tokenizer in the Hugging Face layout.
-
-    Args:
-        policy: must have adapters if the trained policy has.
-        weights: from `Learner.weights`.
-        adapter: from `adapter_weights`; unless empty, written in peft's format to the subfolder
-            `adapter`.
-        folder: created if missing.
-    """
-    policy.save(folder, weights)
-    if adapter:
-        save_adapter(policy.model, adapter, folder / "adapter")
 
 
 @dataclass(frozen=True, eq=False, slots=True)

@@ -21,7 +21,7 @@ from .lora import (
     is_adapted,
     iterate_merged_weights,
     merged_weights,
-    save_adapter,
+    write_model,
 )
 from .texts import (
     TextFault,
@@ -110,8 +110,8 @@ __all__ = [
     "pretrained_tokenizer",
     "read_vocabulary",
     "read_warm_start_losses",
-    "save_adapter",
     "share_model",
     "tiny_tokenizer",
     "warm_start_policy",
+    "write_model",
 ]

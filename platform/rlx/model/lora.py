@@ -207,3 +207,20 @@ def save_adapter(model: PreTrainedModel, weights: Mapping[str, Tensor], folder: 
     ready = {name: weight.cpu().contiguous() for name, weight in weights.items()}
     save_file(ready, folder / SAFETENSORS_WEIGHTS_NAME, metadata={"format": "pt"})
     share_weights(folder / CONFIG_NAME)
+
+
+def write_model(
+    policy: Policy, weights: Mapping[str, Tensor], adapter: Mapping[str, Tensor], folder: Path
+) -> None:
+    """Writes weights, configuration and tokenizer in the Hugging Face layout.
+
+    Args:
+        policy: must have adapters if the trained policy has.
+        weights: by name, adapters merged in.
+        adapter: from `adapter_weights`; unless empty, written in peft's format to the subfolder
+            `adapter`.
+        folder: created if missing.
+    """
+    policy.save(folder, weights)
+    if adapter:
+        save_adapter(policy.model, adapter, folder / "adapter")
