@@ -4,15 +4,17 @@ Rewards run in worker processes, which end without notice. Each answer is in the
 used, so a run that is killed and resumed asks only for what was still under way.
 """
 
-import asyncio
 import hashlib
 import json
-import sqlite3
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:  # who declares a reward does not pay for what asks a server
+    import asyncio
+    import sqlite3
 
 Answer = Mapping[str, Any]
 """Plain JSON values. `cost`, if there is one, is what the answer cost, in any currency."""
@@ -34,7 +36,9 @@ class AnswerFile:
         others = sorted({*path.parent.glob(f"*{path.suffix}")} - {path})
         self._files = [self._open(each) for each in (path, *others)]
 
-    def _open(self, path: Path) -> sqlite3.Connection:
+    def _open(self, path: Path) -> "sqlite3.Connection":
+        import sqlite3
+
         connection = sqlite3.connect(path, timeout=_BUSY_SECONDS, isolation_level=None)
         connection.execute("PRAGMA synchronous = OFF")  # a killed process loses nothing by it
         connection.execute(_TABLE)
@@ -63,6 +67,8 @@ class AnswerFile:
 
 def sum_costs(folder: Path) -> float:
     """Returns what all answers in the files of a folder cost."""
+    import sqlite3
+
     total = 0.0
     for path in sorted(folder.glob("*.db")):
         with closing(sqlite3.connect(path, timeout=_BUSY_SECONDS)) as file:
@@ -101,7 +107,7 @@ class _Question:
         waiting: how many calls wait for its answer.
     """
 
-    answer: asyncio.Future[Answer]
+    answer: "asyncio.Future[Answer]"
     waiting: int = 0
 
 
@@ -119,6 +125,8 @@ async def recall(request: Mapping[str, Any], ask: Callable[[], Awaitable[Answer]
             passwords: only a digest of it is stored, but what it says is for others to read.
         ask: asks, and returns plain JSON values; what it raises is not kept.
     """
+    import asyncio
+
     text = json.dumps(request, sort_keys=True, ensure_ascii=True, allow_nan=False)
     digest = hashlib.sha256(text.encode("ascii")).hexdigest()
     file = _open_answer_file()

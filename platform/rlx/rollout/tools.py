@@ -5,7 +5,6 @@ environment `tools` runs them where environments run. Whatever is wrong with a c
 policy as the call's result.
 """
 
-import asyncio
 import atexit
 import hashlib
 import inspect
@@ -105,6 +104,8 @@ class FunctionTool:
             ]
             raise InvalidCallError("; ".join(faults)) from error
         if inspect.isawaitable(result):
+            import asyncio
+
             result = asyncio.run(_await(result))
         return result if isinstance(result, str) else json.dumps(result, ensure_ascii=False)
 
@@ -144,6 +145,8 @@ class _Connection:
     """A session with an MCP server, in a thread of its own. Its end is that of the process."""
 
     def __init__(self, server: McpServer) -> None:
+        import asyncio
+
         import mcp  # noqa: F401  (where it is missing, it is missing here)
 
         self._loop = asyncio.new_event_loop()
@@ -179,6 +182,8 @@ class _Connection:
             self._opened.set()
 
     def _run(self, what: Any) -> Any:
+        import asyncio
+
         return asyncio.run_coroutine_threadsafe(what, self._loop).result()
 
     def list_tools(self) -> list[Schema]:

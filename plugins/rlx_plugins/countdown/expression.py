@@ -247,7 +247,7 @@ _INFIX: dict[Numeric, dict[str, _Operation]] = {
     "exact": _FLOAT | {"/": (2, 2, _exact_divide), "**": (4, 5, _exact_power)},
 }
 # Tokens that may begin an operand. Looking up small numbers is faster than calling `int`.
-_PROMPT: dict[str, int | _Operation] = {str(number): number for number in range(10_000)}
+_PROMPT: dict[str, int | _Operation] = {str(number): number for number in range(1_000)}
 _PROMPT["("] = _OPEN
 _PREFIX = {
     "prompt": _PROMPT,
