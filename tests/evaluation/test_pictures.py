@@ -17,8 +17,8 @@ from rlx.evaluation.pictures import (
     draw_distributions,
     draw_learning_curves,
     draw_reliability_diagram,
-    render_reliability_text,
 )
+from rlx.evaluation.reliability_text import render_reliability_text
 
 CONFIDENCE = np.linspace(0, 1, 101)
 OVERCONFIDENT = measure_calibration([1, 0, 0] * 33 + [0, 0], [0.95] * 101)

@@ -45,11 +45,10 @@ from .pictures import (
     draw_learning_curves,
     draw_reliability_diagram,
     draw_suite,
-    render_bar,
-    render_reliability_text,
     save_figure,
     style_axes,
 )
+from .reliability_text import render_bar, render_reliability_text
 from .statistics import (
     FIGURES,
     EvaluationAnswers,

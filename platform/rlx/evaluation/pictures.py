@@ -1,4 +1,4 @@
-"""Plots of calibration, held-out sets, suites and training, for files and for the terminal.
+"""Plots of calibration, held-out sets, suites and training as files.
 
 Colours are from the Okabe-Ito palette, which is safe for colour-blind readers; every plot is also
 readable in grey. Figures use Matplotlib's object-oriented API, so nothing here touches pyplot's
@@ -9,16 +9,19 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from rlx.evaluation.answers import ScoredAnswer, compute_recorded_intervals
 from rlx.evaluation.calibration import compute_risk_coverage
-
-if TYPE_CHECKING:
-    from rich.text import Text
-
+from rlx.evaluation.reliability_text import (
+    Figures,
+    format_answer_counts,
+    format_headline,
+    format_stratum_reference,
+    list_held_bins,
+)
 
 BLUE, ORANGE = "#0072B2", "#D55E00"
 SERIES = ("#009E73", BLUE, ORANGE, "#CC79A7", "#56B4E9", "#E69F00")
@@ -70,8 +73,6 @@ def save_figure(drawn: Any, path: Path) -> tuple[Path, Path]:
 
 
 Curve = Sequence[tuple[int, float]]
-Figures = Mapping[str, Any]
-"""Figures of answers as plain JSON, as they are recorded."""
 
 
 def draw_reliability_diagram(before: Figures, after: Figures, path: Path) -> tuple[Path, Path]:
@@ -137,42 +138,7 @@ def draw_learning_curves(metrics: Mapping[str, Curve], path: Path) -> tuple[Path
     return save_figure(drawn, path)
 
 
-def render_reliability_text(calibration: Figures, *, width: int = 80) -> "Text":
-    """Draws a reliability diagram as text, one line per non-empty bin.
-
-    The bar is the accuracy. The mark is the mean confidence, where the bar would end under perfect
-    calibration.
-
-    Args:
-        calibration: figures of `measure_calibration`.
-        width: columns to use, at least 66.
-
-    Returns:
-        A rich `Text`; its `plain` is the same without colour.
-    """
-    from rich.text import Text
-
-    cells = max(width, 66) - 38
-    text = Text(no_wrap=True)
-    text.append(f"{'confidence':<12}{'accuracy █ against stated ┃':<{cells}}", "bold")
-    text.append(f"{'stated':>8}{'right':>7}{'n':>7}\n", "bold")
-    for b in _list_held_bins(calibration):
-        text.append(f"{b['low']:.1f} to {b['high']:.1f}  ", "dim")
-        text.append_text(_render_accuracy_bar(b["accuracy"], b["confidence"], cells))
-        text.append(f"{b['confidence']:>8.2f}{b['accuracy']:>7.2f}{b['n']:>7}\n")
-    text.append(
-        f"{_format_headline(calibration)}\n{_format_stratum_reference(calibration)}\n", "dim"
-    )
-    text.append(_format_answer_counts(calibration), "dim")
-    return text
-
-
 # Helpers -----------------------------------------------------------------------------------------
-
-
-def _list_held_bins(calibration: Figures) -> list[Figures]:
-    """The bins that are not empty."""
-    return [b for b in calibration["bins"] if b["n"]]
 
 
 def draw_diagonal(axes: Any) -> None:
@@ -192,15 +158,9 @@ def draw_bin_bar(axes: Any, edges: tuple[float, float], height: float, n: int, c
         axes.annotate(f"{n}", at, (0, 2), **place, fontsize=7, color=INK)
 
 
-def render_bar(share: float, cells: int) -> str:
-    """A bar of text for a share of `cells` columns, to an eighth of a column."""
-    whole, eighths = divmod(round(share * cells * 8), 8)
-    return f"{'█' * whole}{('', *'▏▎▍▌▋▊▉')[eighths]}".ljust(cells)
-
-
 def _draw_reliability(axes: Any, calibration: Figures, colour: str, title: str) -> None:
     """Draws the accuracy of each bin, with its Wilson interval, against its mean confidence."""
-    held = _list_held_bins(calibration)
+    held = list_held_bins(calibration)
     x, y = [b["confidence"] for b in held], [b["accuracy"] for b in held]
     low = [b["accuracy"] - b["accuracy_low"] for b in held]
     high = [b["accuracy_high"] - b["accuracy"] for b in held]
@@ -210,10 +170,10 @@ def _draw_reliability(axes: Any, calibration: Figures, colour: str, title: str) 
     area = [18 + 170 * b["n"] / calibration["n"] for b in held]
     axes.scatter(x, y, s=area, color=colour, edgecolor="white", linewidth=0.8, zorder=4)
     axes.set_title(title, loc="left", color=INK, fontsize=13, fontweight="bold", pad=40)
-    caption = f"{_format_headline(calibration)}\n{_format_stratum_reference(calibration)}"
+    caption = f"{format_headline(calibration)}\n{format_stratum_reference(calibration)}"
     note = axes.text(0, 1.025, caption, transform=axes.transAxes, color=INK, linespacing=1.5)
     note.set(fontsize=8.5, in_layout=False)
-    counts = _format_answer_counts(calibration)
+    counts = format_answer_counts(calibration)
     axes.set_title(counts, loc="right", color=FAINT, fontsize=8.5, pad=40)
 
 
@@ -258,35 +218,6 @@ def _running_mean(values: Sequence[float], half: int) -> list[float]:
         near = [v for v in values[i - half : i + half + 1] if math.isfinite(v)] if whole else []
         smooth.append(math.fsum(near) / len(near) if near else math.nan)
     return smooth
-
-
-def _render_accuracy_bar(accuracy: float, confidence: float, cells: int) -> "Text":
-    from rich.text import Text
-
-    text = Text(render_bar(accuracy, cells), style="blue")
-    at = min(cells - 1, int(confidence * cells))
-    return Text.assemble(text[:at], ("┃", "bold yellow"), text[at + 1 :])
-
-
-def _format_headline(c: Figures) -> str:
-    return (
-        f"accuracy {c['accuracy']:.2f} · stated {c['mean_confidence']:.2f} · Brier "
-        f"{c['brier']:.3f} · ECE {c['ece']:.3f} · AUROC {_or_dash(c['auroc'])}"
-    )
-
-
-def _format_stratum_reference(c: Figures) -> str:
-    """Baseline of the headline: the stratum predictor, and how varied the confidences are."""
-    known = f"Brier {c['stratum_brier']:.3f}, AUROC {_or_dash(c['stratum_auroc'])}"
-    return f"stratum alone: {known} · {len(_list_held_bins(c))} of {len(c['bins'])} bins used"
-
-
-def _format_answer_counts(c: Figures) -> str:
-    return f"{c['n']} answers, {c['unparsable']} unreadable"
-
-
-def _or_dash(figure: float | None) -> str:
-    return "-" if figure is None else f"{figure:.2f}"
 
 
 WIDTH = 3.7

@@ -1,11 +1,10 @@
-from .mlflow_tracker import (
-    MLFLOW_ENVIRONMENT,
+from .mlflow_links import (
     MLFLOW_START_PAGE,
     find_mlflow_charts,
     find_mlflow_link,
     get_mlflow_uri,
-    prepare_store,
 )
+from .mlflow_tracker import MLFLOW_ENVIRONMENT, prepare_store
 from .recorder import Recorder
 from .rollouts import (
     Role,
