@@ -1,6 +1,6 @@
 """Whole training steps as a run takes them: sampled, credited, learned, weights handed over.
 
-    python own_steps.py CASE          CASE is JSON; see steps.py beside this file
+    python own_steps.py CASE          CASE is a file of JSON; see steps.py beside this file
 
 takes GRPO steps in a process of its own, one for each line that arrives. It prints a line when it
 is ready, and after every step one with its seconds and the most bytes of a GPU, {"cpu": …,
@@ -13,6 +13,7 @@ import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from functools import partial
+from pathlib import Path
 
 import torch
 from harness import spent
@@ -128,4 +129,4 @@ def main(case: dict) -> None:
 
 
 if __name__ == "__main__":
-    main(json.loads(sys.argv[1]))
+    main(json.loads(Path(sys.argv[1]).read_text()))

@@ -58,8 +58,9 @@ def smollm2_grpo_step() -> list[dict]:
         rows = PROMPTS * ANSWERS
         case = {"prompts": PROMPTS, "answers": ANSWERS, "answer": ANSWER, "rows": rows}
         case |= {"texts": texts, "tokens": TOKENS, "device": "cpu"}
-        own = [sys.executable, Path(__file__).with_name("own_steps.py"), json.dumps(case)]
-        trl = [python, PEERS / "trl_steps.py", folder, json.dumps(case)]
+        (asked := folder / "case.json").write_text(json.dumps(case))
+        own = [sys.executable, Path(__file__).with_name("own_steps.py"), asked]
+        trl = [python, PEERS / "trl_steps.py", folder, asked]
         plain = PlainSteps(partial(_sample_answers, each=ANSWERS), _learn_answers)
         numbers = count()
         with (

@@ -161,8 +161,11 @@ def grpo_steps(trl_python: Path, sizes: Mapping[str, int]) -> dict[str, list[Spe
         save(model)
         theirs = {**case, "texts": [BEGIN + text for text in texts]}
         ours = {**case, "texts": texts, "tokens": ROWS * row}
-        command = [trl_python, PEERS / "trl_steps.py", model, json.dumps(theirs)]
-        own = [sys.executable, here / "own_steps.py", json.dumps(ours)]
+        cases = {name: Path(folder) / f"{name}.json" for name in ("theirs", "ours")}
+        cases["theirs"].write_text(json.dumps(theirs))
+        cases["ours"].write_text(json.dumps(ours))
+        command = [trl_python, PEERS / "trl_steps.py", model, cases["theirs"]]
+        own = [sys.executable, here / "own_steps.py", cases["ours"]]
         with (
             Peer.started(command, Path(folder) / "trl.log") as trl,
             Peer.started(own, Path(folder) / "own.log") as rlx,

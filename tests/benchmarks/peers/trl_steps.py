@@ -1,6 +1,6 @@
 """GRPO steps of TRL's trainer, one for each line that arrives; runs in TRL's own environment.
 
-    python trl_steps.py MODEL CASE          CASE is JSON; see steps.py beside this folder
+    python trl_steps.py MODEL CASE          CASE is a file of JSON; see steps.py beside this folder
 
 Prints a line when it is ready, and after every step one with its seconds and the most bytes of a
 GPU, {"cpu": …, "wall": …, "gpu_peak": …}.
@@ -11,6 +11,7 @@ import sys
 import tempfile
 import time
 import zlib
+from pathlib import Path
 
 import torch
 from datasets import Dataset
@@ -85,4 +86,4 @@ def main(folder, case):
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], json.loads(sys.argv[2]))
+    main(sys.argv[1], json.loads(Path(sys.argv[2]).read_text()))
