@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from rlx.discovery import resolve_plugins
 from rlx.errors import PluginError
 from rlx.phase_setup import build_setup
 from rlx.plan import check_file
+from rlx.plan.memory import estimate_step_memory, token_budget
 from rlx.plan.rehearsal_checks import build_stop_fault, check_trial
 from rlx.plan.synthetic_responses import load_plan_problems, load_speech
 from rlx.plan.synthetic_step import run_trial
@@ -158,3 +160,19 @@ def test_credit_that_no_update_could_use_is_found(trial):
         ("error", ("credit", "on_missing_turn"), "conflict")
     ]
     assert find(rewards=None, stopped="nothing") == [("error", ("rewards",), "conflict")]
+
+
+def test_a_step_that_needs_more_memory_than_is_free_is_a_warning(trial, monkeypatch):
+    spec = trial.setup.spec
+    tokens = token_budget(trial.setup, trial.trees)
+    needed = estimate_step_memory(trial.setup, trial.shape, tokens).total
+
+    def find(free, **runner):
+        monkeypatch.setattr("psutil.virtual_memory", lambda: SimpleNamespace(available=free))
+        changed = spec.model_copy(update={"runner": spec.runner.model_copy(update=runner)})
+        setup = replace(trial.setup, spec=changed)
+        return [(f.severity, f.path) for f in check_trial(replace(trial, setup=setup))]
+
+    assert find(needed) == find(needed - 1, device="cuda") == []
+    assert find(needed - 1) == [("warning", ("runner", "micro_batch_tokens"))]
+    assert find(needed, ranks=2) != []

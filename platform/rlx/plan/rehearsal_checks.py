@@ -9,12 +9,16 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+import psutil
+
 from rlx.batch import NO_TURN
 from rlx.credit import CreditInputs
 from rlx.discovery import ExperimentPlugins
 from rlx.errors import EnvironmentFault, PluginError, RlxError, summarize_error
+from rlx.launch import format_disk_space, open_launcher
 from rlx.phase_setup import build_setup
-from rlx.plan.memory import token_budget
+from rlx.plan.machine import find_cuda_lack
+from rlx.plan.memory import estimate_step_memory, token_budget
 from rlx.plan.plugin_checks import find_stopping_bias
 from rlx.plan.synthetic_responses import PlanSpeech, load_plan_problems, load_speech
 from rlx.plan.synthetic_step import Place, PlanTrial, describe_row_kind, run_trial
@@ -78,12 +82,36 @@ def check_trial(trial: PlanTrial) -> Iterator[Diagnostic]:
     # After a fault, the other findings mean little.
     if not trial.is_faulty and not trial.setup.spec.learns_from_teacher:
         yield from _check_group_signal(trial.train)
+    yield from _check_memory(trial)
 
 
 def _build_stop_diagnostic(trial: PlanTrial) -> Diagnostic:
     if trial.rewards is None:
         return build_error(("rewards",), f"nothing can be learned: {trial.stopped}")
     return build_error(("credit", "on_missing_turn"), trial.stopped)
+
+
+def _check_memory(trial: PlanTrial) -> Iterator[Diagnostic]:
+    """Warns where ranks on this machine's CPU need more memory than it has free: the system ends
+    them without a word. What fits a GPU is in the report of `rlx plan`."""
+    spec = trial.setup.spec
+    ranks = open_launcher(spec.runner, spec.sampler).count_ranks_here()
+    device = spec.runner.device
+    if trial.shape is None or device == "cuda" or (device == "auto" and find_cuda_lack(1) is None):
+        return
+    tokens = token_budget(trial.setup, trial.trees)
+    memory = estimate_step_memory(trial.setup, trial.shape, tokens)
+    needed, free = ranks * memory.total, psutil.virtual_memory().available
+    if needed > free:
+        stage, each = memory.largest_stage, f" on each of {ranks} ranks" if ranks > 1 else ""
+        yield build_warning(
+            ("runner", "micro_batch_tokens") if stage == "update" else (),
+            f"the stage '{stage}' of a step needs about {format_disk_space(memory.total)} of "
+            f"memory{each}, but this machine has {format_disk_space(free)} free",
+            f"lower runner.micro_batch_tokens, now {spec.runner.micro_batch_tokens}"
+            if stage == "update"
+            else "end other programs, or take a smaller model",
+        )
 
 
 # Rewards -----------------------------------------------------------------------------------------
