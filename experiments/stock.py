@@ -124,7 +124,7 @@ def _execute(connection: sqlite3.Connection, statement: str) -> tuple[str, str]:
 
 
 class StockTask(Plugin):
-    """Says how many more of an item have come. Train and test name different numbers of an item."""
+    """Says how many more of an item have come. Train and test have other counts of an item."""
 
     care: float = 0.6
     """Share of the warm start's statements that are right."""
@@ -133,15 +133,16 @@ class StockTask(Plugin):
         """Returns problem number `index`; the same for the same arguments."""
         rng = random.Random(f"stock/{seed}/{split}/{index}")
         while True:
-            item, more = rng.choice(ITEMS), rng.randint(1, 40)
-            asked = f"{more} more {item}"
-            tested = hashlib.sha256(asked.encode()).digest()[0] % 5 == 0
+            item, more, count = rng.choice(ITEMS), rng.randint(1, 9), rng.randint(1, 9)
+            name = f"stock/{more} more {item} beside {count}"
+            tested = hashlib.sha256(name.encode()).digest()[0] % 5 == 0
             if tested == (split == "test"):
                 break
-        counts = random.Random(f"stock/{seed}/{asked}")
-        stock = {item: counts.randint(1, 9) for item in sorted({item, *counts.sample(ITEMS, 2)})}
+        others = random.Random(f"{seed}/{name}")
+        stock = {each: others.randint(1, 9) for each in sorted(others.sample(ITEMS, 2))}
+        stock[item] = count
         fields = {"stock": stock, "item": item, "more": more, "data_source": "stock"}
-        return Problem(id=f"stock/{asked}", prompt=f"{asked}\n", fields=fields)
+        return Problem(id=name, prompt=f"{more} more {item}\n", fields=fields)
 
     def lesson(self, index: int, seed: int) -> Problem:
         """Returns problem number `index` of the warm start."""
@@ -165,5 +166,5 @@ class StockTask(Plugin):
             return f"<sql>{_READ.format(item)}</sql>"
         known = observations[-1].strip()
         count = int(known) if known.isdecimal() else rng.randint(1, 9)
-        count += problem.fields["more"] if is_right else rng.randint(1, 40)
+        count += problem.fields["more"] if is_right else rng.randint(1, 9)
         return f"<sql>{_WRITE.format(count, problem.fields['item'])}</sql>"

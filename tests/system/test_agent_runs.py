@@ -101,6 +101,19 @@ def test_an_agent_on_the_knowledge_graph_learns_what_the_environment_teaches(hom
     assert len(scored) == 7
 
 
+def test_two_ranks_run_the_programs_that_one_runs(home, unbroken):
+    """In the first step, with the same weights: every token, reward and, up to sums, metric."""
+    shared = submit(home, "agent.yaml", **{"runner.ranks": 2, "phases.0.steps": 1})
+    (mine, figures), (theirs, known) = (list_values(home, run) for run in (shared, unbroken))
+    assert len(mine) == 4
+    for (_, rows, rewards, turns), other in zip(mine, theirs, strict=False):
+        assert rewards == other[2]
+        assert [row["advantages"] for row in rows] == [row["advantages"] for row in other[1]]
+        assert [tokens for tokens, *_ in turns] == [tokens for tokens, *_ in other[3]]
+    first = {name: points[0][1] for name, points in figures.items()}
+    assert first == pytest.approx({name: known[name][0][1] for name in first}, rel=1e-4, abs=1e-6)
+
+
 def test_a_run_that_is_killed_among_sessions_goes_on(home, unbroken):
     run = submit(home, "agent.yaml", "-d", "--again")
     ranks = home.await_ranks(run)

@@ -6,6 +6,8 @@ import shutil
 import pytest
 from hub import open_hub
 
+from rlx_registry import Registry
+
 REWARDS = '''
 def brevity(sample, *, longest: int = 40) -> float:
     """1 for short answers."""
@@ -44,6 +46,22 @@ def test_another_home_has_the_figures(own_home, run, card, tmp_path):
     text = (card / "README.md").read_text()
     assert f"digest `{run.digest}`" in text and "## What it must not be used for" in text
     assert f"{after['metrics']['accuracy']:.3f} [" in text
+
+
+def test_a_card_has_the_figures_of_every_tool(own_home, run, tmp_path):
+    with Registry.open(f"sqlite:///{own_home.path}/registry.db") as registry:
+        for suite, figures in {
+            "lm_eval/gsm8k": {"n": 20, "accuracy": None, "exact_match/strict": 0.25},
+            "inspect/sums": {"n": 9, "accuracy": 0.75, "stderr": 0.125},
+            "probe/mistake": {"same_answer": 0.5},
+        }.items():
+            n = figures.get("n", 7)
+            registry.results.add_evaluation(run.id, run.step, "step", suite, n, figures)
+    assert own_home.rlx("export", run.id, tmp_path / "model", "--card").returncode == 0
+    text = (tmp_path / "model" / "README.md").read_text()
+    assert f"\n- lm_eval/gsm8k, step {run.step}, 20 answers: exact_match/strict 0.250\n" in text
+    assert f"\n- inspect/sums, step {run.step}, 9 answers: accuracy 0.750, stderr 0.125\n" in text
+    assert f"\n- probe/mistake, step {run.step}, 7 answers: same_answer 0.500\n" in text
 
 
 def test_a_model_is_pushed(own_home, run, card, tmp_path):

@@ -18,6 +18,7 @@ from rlx.evaluation import compute_recorded_intervals
 from rlx.launch import locate_run_folder
 from rlx.plugin_files import KeptPlugin, map_plugin_names
 from rlx.progress import Report
+from rlx.results.other_tools import TOOLS
 from rlx.sealed_folder import CheckpointError
 from rlx.spec import ExperimentSpec
 from rlx.text import escape_unprintable, explain_write_errors
@@ -317,20 +318,41 @@ def _write_text(
 
 
 def _write_figures(evaluations: Sequence[EvaluationRecord]) -> Iterator[str]:
-    """The table of figures, with 95 % intervals over problems."""
-    rows = [found for found in evaluations if not found.suite.startswith("probe/")]
+    """The table of figures with 95 % intervals over problems, then all that have others."""
+    rows = [found for found in evaluations if _has_columns(found)]
     names = [name for name in COLUMNS if any(row.metrics.get(name) is not None for row in rows)]
-    if not names:
-        return
+    if rows:
+        yield from _write_table(rows, names)
+    for found in evaluations:
+        if not _has_columns(found):
+            figures = ", ".join(
+                f"{name} {value:.3f}"
+                for name, value in found.metrics.items()
+                if isinstance(value, int | float) and name != "n"
+            )
+            yield f"- {found.suite}, {_say_when(found)}, {found.n} answers: {figures or 'none'}"
+    yield ""
+
+
+def _has_columns(found: EvaluationRecord) -> bool:
+    """Whether the table shows it: figures of probes and other tools have their own names."""
+    own = not found.suite.startswith(("probe/", *(f"{tool}/" for tool in TOOLS)))
+    return own and any(found.metrics.get(name) is not None for name in COLUMNS)
+
+
+def _say_when(found: EvaluationRecord) -> str:
+    return f"step {found.step}" if found.label == "step" else found.label
+
+
+def _write_table(rows: Sequence[EvaluationRecord], names: Sequence[str]) -> Iterator[str]:
     yield f"| set | when | answers | {' | '.join(COLUMNS[name] for name in names)} |"
     yield f"| --- | --- | ---: |{' ---: |' * len(names)}"
     for row in rows:
-        when = f"step {row.step}" if row.label == "step" else row.label
         intervals = row.metrics.get("intervals") or compute_recorded_intervals(
             row.payload or {}, names
         )
         cells = [_format_figure(row.metrics.get(name), intervals.get(name)) for name in names]
-        yield f"| {row.suite} | {when} | {row.n} | {' | '.join(cells)} |"
+        yield f"| {row.suite} | {_say_when(row)} | {row.n} | {' | '.join(cells)} |"
     yield "\n95 % intervals over problems are in brackets.\n"
 
 
