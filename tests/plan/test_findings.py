@@ -159,6 +159,10 @@ def test_data_and_rewards_of_ones_own(plan, tmp_path, monkeypatch):
             ("evaluation.problems", "is 4, but there are 3 held-out problems"),
         ),
         (
+            ["evaluation={correct: exact}"],
+            ("evaluation.problems", "is 600, but there are 3 held-out problems"),
+        ),
+        (
             [start("train", "test", f"<why>one more</why>{form}")],
             (
                 "rollout.answer.spans",

@@ -176,3 +176,10 @@ def test_a_step_that_needs_more_memory_than_is_free_is_a_warning(trial, monkeypa
     assert find(needed) == find(needed - 1, device="cuda") == []
     assert find(needed - 1) == [("warning", ("runner", "micro_batch_tokens"))]
     assert find(needed, ranks=2) != []
+
+
+def test_a_gguf_file_that_is_here_is_no_missing_tokenizer(plan, tmp_path):
+    for name, told in (("here.gguf", "converts that file"), ("none", "not on this machine")):
+        (tmp_path / "here.gguf").write_bytes(b"GGUF")
+        notes = plan("countdown", f"model={{kind: pretrained, path: {tmp_path / name}}}").notes
+        assert sum(told in note for note in notes) == 1

@@ -11,6 +11,7 @@ from .files import (
     check_model_files,
     compute_model_fingerprint,
     compute_reference_digest,
+    find_gguf_file,
     find_local_files,
     name_reference,
 )
@@ -90,6 +91,7 @@ __all__ = [
     "copy_model",
     "disable_adapters",
     "do_windows_show",
+    "find_gguf_file",
     "find_local_context_length",
     "find_local_files",
     "find_text_faults",

@@ -106,7 +106,7 @@ def _check_memory(trial: PlanTrial) -> Iterator[Diagnostic]:
         stage, each = memory.largest_stage, f" on each of {ranks} ranks" if ranks > 1 else ""
         yield build_warning(
             ("runner", "micro_batch_tokens") if stage == "update" else (),
-            f"the stage '{stage}' of a step needs about {format_disk_space(memory.total)} of "
+            f"the stage '{stage}' of a step needs up to {format_disk_space(memory.total)} of "
             f"memory{each}, but this machine has {format_disk_space(free)} free",
             f"lower runner.micro_batch_tokens, now {spec.runner.micro_batch_tokens}"
             if stage == "update"

@@ -22,6 +22,7 @@ from rlx.model import (
     Vocabulary,
     build_vocabulary_dialogue,
     choose_vocabulary,
+    find_gguf_file,
     load_local_dialogue,
     load_vocabulary,
 )
@@ -124,8 +125,11 @@ def load_speech(spec: ExperimentSpec, plugins: ExperimentPlugins) -> PlanSpeech:
     if not isinstance(model, TinyModelSpec):
         if (dialogue := load_local_dialogue(model)) is not None:
             return PlanSpeech(dialogue, None, "")
+        here = "not on this machine"
+        if find_gguf_file(model) is not None:
+            here = "read when a run, or `rlx plan --try`, converts that file"
         note = (
-            f"model.path: the tokenizer of {model.path!r} is not on this machine; words, digits "
+            f"model.path: the tokenizer of {model.path!r} is {here}; words, digits "
             "and signs stand in for its tokens, so token counts are estimates"
         )
         return PlanSpeech(PlainDialogue(WordVocabulary(), (0,)), None, note)

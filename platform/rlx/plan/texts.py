@@ -238,7 +238,7 @@ def find_data_cautions(spec: ExperimentSpec, plugins: ExperimentPlugins) -> Iter
     if spec.model.warm_start is not None:
         yield from _check_worked_tags(spec, plugins.demonstrations)
     asked, known = spec.evaluation.problems, len({problem.id for problem in held_out})
-    if 0 < known < asked and "problems" in spec.evaluation.model_fields_set:
+    if 0 < known < asked:
         yield build_warning(
             ("evaluation", "problems"),
             f"evaluation.problems is {asked}, but there are {known} held-out problems: some are "
