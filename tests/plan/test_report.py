@@ -164,10 +164,11 @@ def test_credit_that_no_update_could_use_is_found(trial):
 
 def test_a_step_that_needs_more_memory_than_is_free_is_a_warning(trial, monkeypatch):
     spec = trial.setup.spec
-    tokens = token_budget(trial.setup, trial.trees)
+    tokens = token_budget(trial.setup, trial.trees)  # a device is named: `auto` may find a GPU
     needed = estimate_step_memory(trial.setup, trial.shape, tokens).total
 
-    def find(free, **runner):
+    def find(free, device="cpu", **runner):
+        runner["device"] = device
         monkeypatch.setattr("psutil.virtual_memory", lambda: SimpleNamespace(available=free))
         changed = spec.model_copy(update={"runner": spec.runner.model_copy(update=runner)})
         setup = replace(trial.setup, spec=changed)
