@@ -26,7 +26,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from part import Part, PartSkippedError, Result
+from part import LONGEST, LONGEST_REHEARSAL, Part, PartSkippedError, Result
 
 from rlx.descendants import adopt_orphans, kill_descendants
 
@@ -234,7 +234,8 @@ def run_part(name: str, device: str, report: Report) -> None:
     """Runs a part, ends what it has left, and prints how it went."""
     began, spent, result = time.monotonic(), count_cpu_seconds(), report.begin(name)
     try:
-        PARTS[name](Part(device, result, report.write))
+        longest = LONGEST if device == "cuda" else LONGEST_REHEARSAL
+        PARTS[name](Part(device, result, report.write, longest))
         result |= {"ok": True}
     except PartSkippedError as error:
         result |= {"ok": True, "skipped": str(error)}

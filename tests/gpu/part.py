@@ -15,11 +15,13 @@ from figures import parse_figure
 
 from rlx.descendants import kill_descendants
 
-__all__ = ["LONGEST", "Part", "PartFailedError", "PartSkippedError", "Result"]
+__all__ = ["LONGEST", "LONGEST_REHEARSAL", "Part", "PartFailedError", "PartSkippedError", "Result"]
 
 TESTS = Path(__file__).parents[1]
 LONGEST = 480.0
 """Seconds that one part may take, all its commands together."""
+LONGEST_REHEARSAL = 1800.0
+"""The same on a CPU, where nothing is lent and other work may be going on."""
 KEPT = 4000
 """Characters of the output that are kept when a command fails."""
 NOISE = re.compile(
