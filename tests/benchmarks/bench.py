@@ -33,6 +33,7 @@ BENCHMARKS = {
     "grpo_step_vs_trl": "steps",
     "smollm2_grpo_step": "real_steps",
     "smollm2_rlcr_step": "real_steps",
+    "smollm2_products": "products",
     "slow_sessions": "sessions",
     "forked_history": "sessions",
     "verb_cpu_ratios": "starts",

@@ -79,12 +79,19 @@ class OwnSteps:
 
     def step(self, texts: Sequence[str], seed: int) -> None:
         """One step from these prompts."""
+        self.learn(self.sample(texts, seed))
+
+    def sample(self, texts: Sequence[str], seed: int) -> list[RolloutTree]:
+        """Rollouts of these prompts."""
         problems = [Problem(id=str(n), prompt=text, fields={}) for n, text in enumerate(texts)]
         seeds = [seed * len(texts) + n for n in range(len(texts))]
         with self._sampler.session() as session:
-            trees = sample_rollout_trees(
+            return sample_rollout_trees(
                 build_rollout_plan(self._rollout), problems, seeds, session, self._policy.dialogue
             )
+
+    def learn(self, trees: Sequence[RolloutTree]) -> None:
+        """Credit, update, and the handing over of weights."""
         batch = build_token_batch(trees)
         train = assign_credit(
             ScoredRows.join(batch, batch.is_own, **_rewards(batch, trees)),

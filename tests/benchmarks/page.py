@@ -76,6 +76,9 @@ whose prompts of about 400 tokens differ in the last few: 4 prompts with 8 answe
 6 with 4 answers of 32 and 4 confidences of 12 below each. TRL computes its output layer at every
 position, as it does on every CPU. `_strongest` is `generate` with one cache, and an update with
 transformers' cache with gradient, in which no token is read twice but what problems share.
+`smollm2_sampling_products` and `smollm2_update_products` are the parts of the first of these steps
+beside their matrix products alone, recorded and replayed on random values in the same process; the
+update includes credit and the handing over of weights.
 """
 
 SMALL = """\
@@ -111,7 +114,7 @@ SECTIONS = {
         (
             *("rlcr_update_short", "rlcr_update_long", "common_prefix_update"),
             *("two_turn_generation", "one_turn_generation", "rlcr_step", "grpo_step_vs_trl"),
-            *("smollm2_grpo_step", "smollm2_rlcr_step"),
+            *("smollm2_grpo_step", "smollm2_rlcr_step", "smollm2_products"),
         ),
     ),
     "Sessions": (SESSIONS, ("slow_sessions", "forked_history")),

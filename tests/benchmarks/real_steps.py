@@ -31,7 +31,17 @@ from rlx.model import build_policy
 from rlx.plan import read_spec
 from rlx.spec import TurnSpec, TwoLevel, TwoTurnRolloutSpec
 
-__all__ = ["smollm2_grpo_step", "smollm2_rlcr_step"]
+__all__ = [
+    "ANSWER",
+    "ANSWERS",
+    "PROMPTS",
+    "ROUNDS",
+    "TOKENS",
+    "build_prompts",
+    "real_model",
+    "smollm2_grpo_step",
+    "smollm2_rlcr_step",
+]
 
 ROOT = Path(__file__).parents[2]
 WORDS = ROOT / "experiments" / "smollm2" / "train.jsonl"
@@ -54,8 +64,8 @@ ROUNDS = 3
 def smollm2_grpo_step() -> list[dict]:
     """Sampling, credit and update of 4 prompts with 8 answers of 32 tokens each."""
     python = peer_python("trl")
-    with _real_model() as folder:
-        texts = _build_prompts()
+    with real_model() as folder:
+        texts = build_prompts()
         # TRL's micro-batch: all 32 rows at once take 18 GB, and 8 take 12.
         case = {"prompts": PROMPTS, "answers": ANSWERS, "answer": ANSWER, "rows": TRL_ROWS}
         case |= {"texts": texts, "tokens": TOKENS, "device": "cpu"}
@@ -88,8 +98,8 @@ def _take_turns_with_plain(ours: Peer, texts: list[str]) -> dict[str, list[Spent
 
 def smollm2_rlcr_step() -> list[dict]:
     """Both turns, credit and update of 6 prompts, 4 answers of 32, 4 confidences of 12 each."""
-    with _real_model():
-        texts = _build_prompts()
+    with real_model():
+        texts = build_prompts()
         rollout = TwoTurnRolloutSpec(
             num_generations_answer=TREE_ANSWERS,
             answer=TurnSpec(max_new_tokens=ANSWER),
@@ -113,7 +123,7 @@ def smollm2_rlcr_step() -> list[dict]:
 
 
 @contextmanager
-def _real_model() -> Iterator[Path]:
+def real_model() -> Iterator[Path]:
     """A folder with the model, which `policy()` reads within the block."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -126,7 +136,7 @@ def _real_model() -> Iterator[Path]:
             del os.environ["RLX_BENCH_MODEL"]
 
 
-def _build_prompts() -> list[str]:
+def build_prompts() -> list[str]:
     """Prompts of the model's chat that begin alike and have as many tokens."""
     tokenizer = policy().tokenizer
     words = [json.loads(line) for line in WORDS.read_text().splitlines()]
