@@ -66,7 +66,7 @@ def smollm2_grpo_step() -> list[dict]:
     python = peer_python("trl")
     with real_model() as folder:
         texts = build_prompts()
-        # TRL's micro-batch: all 32 rows at once take 18 GB, and 8 take 12.
+        # TRL's micro-batch: all 32 rows at once take 18 GB.
         case = {"prompts": PROMPTS, "answers": ANSWERS, "answer": ANSWER, "rows": TRL_ROWS}
         case |= {"texts": texts, "tokens": TOKENS, "device": "cpu"}
         (asked := folder / "case.json").write_text(json.dumps(case))
@@ -74,10 +74,10 @@ def smollm2_grpo_step() -> list[dict]:
         trl = [python, PEERS / "trl_steps.py", folder, asked]
         with Peer.started(own, folder / "own.log") as ours:
             ours.answer()
-            beside_plain = _take_turns_with_plain(ours, texts)  # all three at once need over 24 GB
-            with Peer.started(trl, folder / "trl.log") as theirs:
+            with Peer.started(trl, folder / "trl.log") as theirs:  # all three need over 24 GB
                 theirs.answer()
                 beside_trl = in_turns({"ours": ours.spent, "theirs": theirs.spent}, ROUNDS)
+            beside_plain = _take_turns_with_plain(ours, texts)
     return [
         compared("smollm2_grpo_step_vs_trl", beside_trl["theirs"], beside_trl["ours"], TRL),
         compared(
