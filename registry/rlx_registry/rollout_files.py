@@ -286,7 +286,8 @@ def read_trees(path: Path | str, sha256: str | None, trees: Collection[int]) -> 
         for group in range(file.num_row_groups):
             numbers = file.read_row_group(group, columns=["tree"])["tree"].to_pylist()
             if at := [place for place, number in enumerate(numbers) if number in trees]:
-                found += file.read_row_group(group).take(at).to_pylist()
+                table = file.read_row_group(group)  # `take` of a list would import pandas
+                found += [table.slice(place, 1).to_pylist()[0] for place in at]
         for tree in found:
             check_tree_record(tree)
             for row in tree["rows"]:

@@ -40,6 +40,7 @@ CACHES = "generate with one cache, a cache with gradient, fused AdamW"
 LONGEST = 400
 """Tokens that examples fill."""
 PROMPTS, ANSWERS, ANSWER = 4, 8, 32
+TRL_ROWS = 4
 TREES, TREE_ANSWERS, CONFIDENCES, CONFIDENCE = 6, 4, 4, 12
 TOKENS = 16_384
 """Packed tokens of a micro-batch, the default."""
@@ -55,29 +56,34 @@ def smollm2_grpo_step() -> list[dict]:
     python = peer_python("trl")
     with _real_model() as folder:
         texts = _build_prompts()
-        # TRL's micro-batch: all 32 rows at once take 18 GB.
-        case = {"prompts": PROMPTS, "answers": ANSWERS, "answer": ANSWER, "rows": ANSWERS}
+        # TRL's micro-batch: all 32 rows at once take 18 GB, and 8 take 12.
+        case = {"prompts": PROMPTS, "answers": ANSWERS, "answer": ANSWER, "rows": TRL_ROWS}
         case |= {"texts": texts, "tokens": TOKENS, "device": "cpu"}
         (asked := folder / "case.json").write_text(json.dumps(case))
         own = [sys.executable, Path(__file__).with_name("own_steps.py"), asked]
         trl = [python, PEERS / "trl_steps.py", folder, asked]
-        plain = PlainSteps(partial(_sample_answers, each=ANSWERS), _learn_answers)
-        numbers = count()
-        with (
-            Peer.started(trl, folder / "trl.log") as theirs,
-            Peer.started(own, folder / "own.log") as ours,
-        ):
-            theirs.answer()
+        with Peer.started(own, folder / "own.log") as ours:
             ours.answer()
-            sides = {"ours": ours.spent, "trl": theirs.spent}
-            sides["plain"] = lambda: spent(
-                lambda: plain.step(_choose(texts, next(numbers), PROMPTS))
-            )
-            took = in_turns(sides, ROUNDS)
+            beside_plain = _take_turns_with_plain(ours, texts)  # all three at once need over 24 GB
+            with Peer.started(trl, folder / "trl.log") as theirs:
+                theirs.answer()
+                beside_trl = in_turns({"ours": ours.spent, "theirs": theirs.spent}, ROUNDS)
     return [
-        compared("smollm2_grpo_step_vs_trl", took["trl"], took["ours"], TRL),
-        compared("smollm2_grpo_step_strongest", took["plain"], took["ours"], CACHES),
+        compared("smollm2_grpo_step_vs_trl", beside_trl["theirs"], beside_trl["ours"], TRL),
+        compared(
+            "smollm2_grpo_step_strongest", beside_plain["theirs"], beside_plain["ours"], CACHES
+        ),
     ]
+
+
+def _take_turns_with_plain(ours: Peer, texts: list[str]) -> dict[str, list[Spent]]:
+    plain = PlainSteps(partial(_sample_answers, each=ANSWERS), _learn_answers)
+    numbers = count()
+
+    def take() -> Spent:
+        return spent(lambda: plain.step(_choose(texts, next(numbers), PROMPTS)))
+
+    return in_turns({"ours": ours.spent, "theirs": take}, ROUNDS)
 
 
 def smollm2_rlcr_step() -> list[dict]:

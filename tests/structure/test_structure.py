@@ -9,11 +9,12 @@ from importlib.metadata import distribution
 from pathlib import Path
 
 import grimp
+import pyarrow
 import pytest
 
 from rlx.home import DEFAULT_REGISTRY
 from rlx.spec import TrackingSpec
-from rlx_registry import Registry
+from rlx_registry import Registry, write_body
 
 ROOT = Path(__file__).parents[2]
 
@@ -112,6 +113,15 @@ def test_a_list_of_runs_does_not_import_what_describes_experiments(tmp_path):
     assert "rlx_registry.queries" in imported
     assert not {"pydantic", "rlx.spec", "numpy"} & imported
     assert TrackingSpec().registry == DEFAULT_REGISTRY
+
+
+def test_trees_are_read_without_pandas(tmp_path):
+    none = pyarrow.array([[]], pyarrow.list_(pyarrow.string()))
+    write_body(tmp_path / "b", pyarrow.table({"tree": [1], "segments": none, "rows": none}))
+    read = f"import rlx_registry; rlx_registry.read_trees({str(tmp_path / 'b')!r}, None, [1])"
+    imported = list_imports(read, tmp_path)
+    assert "pyarrow" in imported
+    assert "pandas" not in imported
 
 
 RANK = """

@@ -57,7 +57,6 @@ from rlx.plugin_files import KeptPlugin, keep_plugin_file
 from rlx.spec import PluginUse, read_field_meanings
 from rlx.spec.reading import did_you_mean, parse_yaml_document
 from rlx.testing import (
-    FindsToJudge,
     PromiseCheck,
     first_import,
     list_plugin_checks,
@@ -65,7 +64,7 @@ from rlx.testing import (
 )
 from rlx.text import escape_unprintable
 
-_MARKS = {"kept": "✓", "broken": "✗", "open": "?", "skipped": "-"}
+_MARKS = {"kept": "✓", "broken": "✗", "skipped": "-"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,17 +73,15 @@ class PromiseVerdict:
 
     Attributes:
         promise: name of the promise.
-        state: "skipped" if the promise does not apply, "open" if the author has to judge.
+        state: "skipped" if the promise does not apply.
         why: why it is not kept; "" if it is.
         help: how to fix it; "" unless it is broken.
-        notes: lines about what the check found.
     """
 
     promise: str
-    state: Literal["kept", "broken", "open", "skipped"]
+    state: Literal["kept", "broken", "skipped"]
     why: str = ""
     help: str = ""
-    notes: tuple[str, ...] = ()
 
 
 def run_conformance_checks(
@@ -176,17 +173,14 @@ def _check_plugin_promises(
     broken = sum(v.state == "broken" for v in verdicts)
     if aloud:
         kept = sum(v.state == "kept" for v in verdicts)
-        unsure = sum(v.state == "open" for v in verdicts)
-        text = f"{kept} kept, {broken} broken" if broken else f"all {kept} promises hold"
-        print_text(f"  {text}" + (f", {unsure} for you to judge" if unsure else ""))
+        print_text(f"  {kept} kept, {broken} broken" if broken else f"  all {kept} promises hold")
     return entry | {"exit_code": 3 if broken else 0, "promises": [asdict(v) for v in verdicts]}
 
 
 def _format_verdict(verdict: PromiseVerdict) -> str:
     why = f": {escape_unprintable(verdict.why)}" if verdict.why else ""
     help_ = f"\n      = help: {verdict.help}" if verdict.help else ""
-    notes = "".join(f"\n      {escape_unprintable(note)}" for note in verdict.notes)
-    return f"  {_MARKS[verdict.state]} {verdict.promise}{why}{help_}{notes}"
+    return f"  {_MARKS[verdict.state]} {verdict.promise}{why}{help_}"
 
 
 def _load_checked_plugin(
@@ -217,7 +211,7 @@ def _load_checked_plugin(
 
 def _check_one_promise(promise: PromiseCheck, subject: Plugin | type[Plugin]) -> PromiseVerdict:
     try:
-        notes = promise(subject)
+        promise(subject)
     except SkipTest as reason:
         return PromiseVerdict(promise.name, "skipped", str(reason))
     except AssertionError as error:
@@ -226,9 +220,7 @@ def _check_one_promise(promise: PromiseCheck, subject: Plugin | type[Plugin]) ->
         return PromiseVerdict(
             promise.name, "broken", f"{type(error).__name__}: {error}", promise.help
         )
-    if isinstance(notes, FindsToJudge):
-        return PromiseVerdict(promise.name, "open", "judge what was found", notes=tuple(notes))
-    return PromiseVerdict(promise.name, "kept", notes=tuple(notes))
+    return PromiseVerdict(promise.name, "kept")
 
 
 _ROOTS = ("src", ".")

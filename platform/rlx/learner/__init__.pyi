@@ -8,7 +8,6 @@ from .learner import (
     build_learner_with_reference,
     learning_rate,
     time_update,
-    train_on_demonstrations,
 )
 from .terms import UpdateStats
 from .universal import convert_checkpoints, load_consolidated_weights
@@ -29,5 +28,4 @@ __all__ = [
     "learning_rate",
     "load_consolidated_weights",
     "time_update",
-    "train_on_demonstrations",
 ]

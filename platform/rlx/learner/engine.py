@@ -1,7 +1,6 @@
 """DeepSpeed engine for one module: one optimizer step per call, over any number of
 micro-batches."""
 
-import gc
 import math
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -186,18 +185,6 @@ class TrainingEngine:
             return parameter.detach()
         with deepspeed.zero.GatheredParameters([parameter], modifier_rank=None):
             return parameter.detach().clone()
-
-    def close(self) -> None:
-        """Gives back what DeepSpeed holds; the module cannot be used again."""
-        engine, optimizer = self._engine, self._engine.optimizer
-        engine.destroy()
-        # They refer to each other through autograd's nodes, where Python's collector does not look.
-        for owner in (*self._module.parameters(), optimizer, engine):
-            vars(owner).clear()
-        del self._engine
-        gc.collect()
-        if self._ranks.device.type == "cuda":
-            torch.cuda.empty_cache()
 
 
 def _place_weights(

@@ -18,13 +18,14 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from rlx.batch import TokenBatch
 from rlx.learner.distributed import Ranks
 
 
@@ -343,15 +344,6 @@ def pack_rows(
     return _build_packed_batch(_merge_paths(paths) if merge else _chain_paths(paths), token_ids)
 
 
-class TokenRows(Protocol):
-    """Rows of tokens, as in `rlx.batch.TokenBatch`."""
-
-    @property
-    def token_ids(self) -> Tensor: ...
-    @property
-    def is_token(self) -> Tensor: ...
-
-
 class RankMicroBatches:
     """One rank's share of the wanted tokens; every rank has the same number of micro-batches.
 
@@ -375,7 +367,7 @@ class RankMicroBatches:
 
     def __init__(
         self,
-        batch: TokenRows,
+        batch: TokenBatch,
         want: Tensor,
         limit: int,
         ranks: Ranks,

@@ -46,11 +46,7 @@ from .tokenizer import (
 )
 from .vocabulary import Vocabulary
 from .warm_start import (
-    DemonstrationBatches,
-    SharedTraining,
-    WarmStartProgress,
     build_demonstration_batches,
-    fits_warm_start,
     is_shipped_warm_start,
     read_warm_start_losses,
     warm_start_policy,
@@ -64,17 +60,14 @@ from .windows import (
 
 __all__ = [
     "ChatDialogue",
-    "DemonstrationBatches",
     "ModelDialogue",
     "PlainDialogue",
     "Policy",
-    "SharedTraining",
     "StoredForm",
     "TextFault",
     "TextSource",
     "TokenBytes",
     "Vocabulary",
-    "WarmStartProgress",
     "adapt_policy",
     "adapter_weights",
     "build_attention_mask",
@@ -97,7 +90,6 @@ __all__ = [
     "find_text_faults",
     "find_vocabulary_difference",
     "find_window",
-    "fits_warm_start",
     "folder_dialogue",
     "is_adapted",
     "is_shipped_warm_start",

@@ -11,7 +11,7 @@ import json
 import shutil
 import sys
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -107,19 +107,6 @@ def build_demonstration_batches(
     return DemonstrationBatches(spec.model.warm_start, policy.dialogue, player)
 
 
-@dataclass(frozen=True, slots=True)
-class SharedTraining:
-    """How several ranks train a warm start together.
-
-    Attributes:
-        train: trains a policy, whose model ends on the CPU.
-        identity: what decides the last bits of the result; part of the cache key.
-    """
-
-    train: Callable[[Policy, DemonstrationBatches, WarmStartProgress], None]
-    identity: Mapping[str, Any]
-
-
 def warm_start_policy(
     policy: Policy,
     spec: ExperimentSpec,
@@ -129,7 +116,6 @@ def warm_start_policy(
     environment: Environment | None = None,
     tell: Callable[[str], None] = lambda _: None,
     device: torch.device = CPU,
-    shared: SharedTraining | None = None,
     *,
     use_shipped: bool = True,
 ) -> Path | None:
@@ -138,8 +124,8 @@ def warm_start_policy(
     A result that is shipped with rlx, for a CPU, goes into the cache in place of training.
 
     The cache key covers everything that affects the result: model, task options and code,
-    templates, seed, kind of device, how ranks share the work, and the library's version. Training
-    mutates `policy.model` in place.
+    templates, seed, kind of device, and the library's version. Training mutates `policy.model` in
+    place.
 
     Args:
         policy: freshly built; its weights are overwritten.
@@ -151,7 +137,6 @@ def warm_start_policy(
         tell: called with a message if the cached result is damaged.
         device: trains here if it has enough memory, otherwise on the CPU. The model ends on the
             CPU.
-        shared: how ranks train together, on devices of the same kind; None: this process alone.
         use_shipped: begin with a shipped result, if it is of this warm start.
 
     Returns:
@@ -160,9 +145,9 @@ def warm_start_policy(
     if spec.model.warm_start is None:
         return None
     batches = build_demonstration_batches(policy, spec, task, environment)
-    device = device if shared or fits_warm_start(policy, device) else CPU
-    folder = cache / _compute_stage_digest(batches.player, policy, device, shared)
-    if use_shipped and device == CPU and shared is None and not folder.exists():
+    device = device if _fits(policy, device) else CPU
+    folder = cache / _compute_stage_digest(batches.player, policy, device)
+    if use_shipped and device == CPU and not folder.exists():
         _copy_shipped_result(policy, batches, folder, tell)
     if folder.exists():
         try:
@@ -179,10 +164,7 @@ def warm_start_policy(
         losses.append(loss)
         progress(step, steps, loss)
 
-    if shared is None:
-        _train_policy(policy, batches, record_loss, device)
-    else:
-        shared.train(policy, batches, record_loss)
+    _train_policy(policy, batches, record_loss, device)
     _save_policy(policy, folder, losses)
     return folder
 
@@ -282,27 +264,19 @@ def _remove_folder(folder: Path) -> None:
     shutil.rmtree(aside, ignore_errors=True)
 
 
-def fits_warm_start(policy: Policy, device: torch.device, parts: int = 1) -> bool:
-    """Whether training fits on a device, if `parts` ranks hold a part of every weight each; the
-    same on all ranks, whatever else is there."""
+def _fits(policy: Policy, device: torch.device) -> bool:
+    """Whether training fits on a device; the same on all ranks, whatever else is there."""
     if device.type == "cpu":
         return True
     _, memory = torch.cuda.mem_get_info(device)
     weights = sum(parameter.numel() for parameter in policy.model.parameters())
-    return bool(COPIES * 4 * weights / parts < SHARE * memory)
+    return bool(COPIES * 4 * weights < SHARE * memory)
 
 
-def _compute_stage_digest(
-    stage: DemonstrationPlayer,
-    policy: Policy,
-    device: torch.device,
-    shared: SharedTraining | None,
-) -> str:
+def _compute_stage_digest(stage: DemonstrationPlayer, policy: Policy, device: torch.device) -> str:
     inputs = _list_stage_inputs(stage, policy)
     if device.type != "cpu":
         inputs["device"] = device.type
-    if shared is not None:
-        inputs["shared"] = dict(shared.identity)
     return _compute_digest(inputs)
 
 
@@ -311,7 +285,7 @@ def _compute_digest(inputs: Any) -> str:
 
 
 def _list_stage_inputs(stage: DemonstrationPlayer, policy: Policy) -> dict[str, Any]:
-    """What decides the result of a warm start, besides the kind of device and shared work."""
+    """What decides the result of a warm start, besides the kind of device."""
     spec = stage.spec
     resolved = spec.dump_resolved()
     del resolved["model"]["reference"]  # which takes no part

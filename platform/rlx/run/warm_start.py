@@ -1,25 +1,16 @@
 """Trains a warm start before the first step, or loads one that an earlier run has trained.
 
-Rank 0 alone trains it if that fits on its device, so that the result does not depend on the number
-of ranks, and runs of any number of ranks find it in the cache. A larger model is trained by all
-ranks under ZeRO stage 3. Sums over rows then have another order, which changes last bits: such a
-result has a cache entry of its own. What fits on no device is trained on the CPU.
+Rank 0 alone trains it, so that the result does not depend on the number of ranks, and runs of any
+number of ranks find it in the cache.
 """
 
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rlx.errors import EnvironmentFault
 from rlx.home import WARM_STARTS, get_rlx_home
 from rlx.model import (
-    DemonstrationBatches,
     Policy,
-    SharedTraining,
-    WarmStartProgress,
-    build_demonstration_batches,
-    fits_warm_start,
     is_shipped_warm_start,
     read_warm_start_losses,
     warm_start_policy,
@@ -73,75 +64,20 @@ def start_warm(
 
     cache = get_rlx_home() / WARM_STARTS
     cache.mkdir(parents=True, exist_ok=True)
-    start: Callable[..., Path | None] = partial(
+    start = partial(
         warm_start_policy,
         *(policy, spec, setup.demonstrations, cache, report_step),
         *(setup.environment, report_damage, ranks.device),
     )
-    is_shared = _is_shared(policy, spec, ranks)
-    if is_shared:
-        started, start = _start_together(spec, setup, policy, ranks, start)
-    else:
-        started = start() if ranks.is_first else None
+    started = start() if ranks.is_first else None
     ranks.barrier()
     if not ranks.is_first:
         start()
     if recorder and started:
-        _record_start(recorder, started, ranks.count if is_shared else 1, reused=not trained)
+        _record_start(recorder, started, reused=not trained)
 
 
-def _is_shared(policy: Policy, spec: ExperimentSpec, ranks: "Ranks") -> bool:
-    """Whether all ranks train together, since rank 0 alone cannot."""
-    wanted = spec.model.warm_start is not None and spec.runner.zero_stage == 3 and ranks.count > 1
-    return (
-        wanted
-        and ranks.gather(
-            not fits_warm_start(policy, ranks.device)
-            and fits_warm_start(policy, ranks.device, ranks.count)
-        )[0]
-    )
-
-
-def _start_together(
-    spec: ExperimentSpec,
-    setup: PhaseSetup,
-    policy: Policy,
-    ranks: "Ranks",
-    start: Callable[..., Path | None],
-) -> tuple[Path | None, Callable[[], Path | None]]:
-    """Rank 0 looks into the cache. If it has to train, the others help it.
-
-    Returns:
-        What rank 0 has started from; how the others load it.
-    """
-    from rlx.learner import train_on_demonstrations
-
-    runner = spec.runner
-    keys = ("micro_batch_tokens", "offload_optimizer")
-    identity = {"ranks": ranks.count, **runner.model_dump(include=set(keys))}
-
-    def lead(policy: Policy, batches: DemonstrationBatches, progress: WarmStartProgress) -> None:
-        ranks.gather(True)
-        train_on_demonstrations(policy, batches, progress, runner, ranks)
-
-    def refuse(*_: object) -> None:
-        raise EnvironmentFault(
-            f"rank {ranks.rank} does not find the warm start that rank 0 has saved: RLX_HOME must "
-            "be on a disk that all machines of a run share"
-        )
-
-    load = partial(start, shared=SharedTraining(refuse, identity))
-    if ranks.is_first:
-        started = start(shared=SharedTraining(lead, identity))
-        ranks.gather(False)
-        return started, load
-    while any(ranks.gather(False)):
-        batches = build_demonstration_batches(policy, spec, setup.demonstrations, setup.environment)
-        train_on_demonstrations(policy, batches, lambda *_: None, runner, ranks)
-    return None, load
-
-
-def _record_start(recorder: Recorder, folder: Path, ranks: int, *, reused: bool) -> None:
+def _record_start(recorder: Recorder, folder: Path, *, reused: bool) -> None:
     if reused:  # an earlier run has trained it
         losses = dict(enumerate(read_warm_start_losses(folder), start=1))
         total = len(losses)
@@ -151,8 +87,6 @@ def _record_start(recorder: Recorder, folder: Path, ranks: int, *, reused: bool)
         print(f"warm start  {total} steps {origin} are reused", flush=True)
     recorder.phase("before training")
     message = f"begins with warm start {folder.name}"
-    if ranks > 1:
-        message += f", which {ranks} ranks have trained together"
     sha256 = compute_manifest_digest(folder)
     recorder.event("warm_start", message, path=f"{WARM_STARTS}/{folder.name}", sha256=sha256)
 
