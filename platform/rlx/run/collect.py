@@ -1,7 +1,7 @@
 """Collects the rollouts of a training step: samples, scores, and resamples those without signal."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -189,10 +189,33 @@ def sample_and_score(
     plan: RolloutPlan,
     problems: Sequence[Problem],
     seeds: Sequence[int],
+    show: Callable[[int], None] | None = None,
 ) -> ScoredTrees:
-    """Samples and scores each rank's share; returns all trees, in the order of the problems."""
+    """Samples and scores each rank's share; returns all trees, in the order of the problems.
+
+    Args:
+        show: called with how many problems are answered, as far as this rank's share tells.
+    """
+    turns = len(range(context.ranks.rank, len(problems), context.ranks.count)) * plan.most_turns
+    if show is not None:
+        context.sampler.on_ended = _count_answered(show, len(problems), turns)
     share = _sample_own_share(context, setup, plan, problems, seeds)
+    context.sampler.on_ended = None
     return _gather_shares(context, share, len(problems), plan.trees_per_prompt)
+
+
+def _count_answered(
+    show: Callable[[int], None], problems: int, turns: int
+) -> Callable[[int], None]:
+    """Returns a function of ended turns that shows which part of the problems they are."""
+    ended = 0
+
+    def count(more: int) -> None:
+        nonlocal ended
+        ended += more
+        show(min(problems, problems * ended // turns))
+
+    return count
 
 
 def _sample_own_share(

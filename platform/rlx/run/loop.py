@@ -3,7 +3,7 @@ checkpoints, evaluate, export.
 """
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -486,12 +486,19 @@ def _evaluate_held_out(context: RunContext, setup: PhaseSetup, *, step: int, lab
     with context.cpu.measure("evaluate"):
         for name, task in tasks.items():
             for how, plan in plans.items():
-                context.progress.show(Progress(f"evaluation ({label})", done, total))
-                _evaluate_suite(context, setup, task, plan, step, label, name + how)
+                show = partial(_show_answered, context.progress, label, done, total)
+                show(0)
+                _evaluate_suite(context, setup, task, plan, step, label, name + how, show)
                 done += spec.problems
     if context.recorder:
         context.recorder.record_durations(step, context.cpu.take("evaluate"))
-    context.progress.show(Progress(f"evaluation ({label})", total, total))
+    _show_answered(context.progress, label, done, total, 0)
+
+
+def _show_answered(progress: ProgressFile, label: str, before: int, total: int, more: int) -> None:
+    """Shows that `more` problems of a held-out set are answered, after all of earlier sets."""
+    doing = "generation" if before + more < total else ""
+    progress.show(Progress(f"evaluation ({label})", before + more, total, doing=doing))
 
 
 def _evaluate_suite(
@@ -502,6 +509,7 @@ def _evaluate_suite(
     step: int,
     label: str,
     suite: str,
+    show: Callable[[int], None],
 ) -> None:
     """Evaluates one held-out set with one way of sampling."""
     spec = context.spec.evaluation
@@ -511,7 +519,7 @@ def _evaluate_suite(
     fit = build_prompt_fit(context.policy, setup)
     drawn = fit.draw_held_out(problems.__getitem__, range(len(problems)))
     seeds = [derive_seed(context.spec.seed, "evaluation", i) for i in drawn.numbers]
-    sample = sample_and_score(context, setup, plan, drawn.problems, seeds)
+    sample = sample_and_score(context, setup, plan, drawn.problems, seeds, show)
     if context.recorder is None:
         return
     try:
