@@ -178,7 +178,7 @@ def resume_run(context: RunContext) -> ResumePoint | None:
     found, *_ = context.ranks.gather(found)
     if isinstance(found, CheckpointError):
         raise found
-    return found and _resume_from(context, context.folder.root / found)
+    return None if found is None else _resume_from(context, context.folder.root / found)
 
 
 def _resume_from(context: RunContext, found: Path) -> ResumePoint:
