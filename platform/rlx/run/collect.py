@@ -28,18 +28,8 @@ Place = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
-class _RolloutShare:
-    """The rollouts that one rank has sampled and scored, and the seconds that each took."""
-
-    trees: list[RolloutTree]
-    table: RewardTable
-    sampled: float
-    scored: float
-
-
-@dataclass(frozen=True, slots=True)
 class ScoredTrees:
-    """The trees of all ranks with their rewards; the seconds are this rank's."""
+    """Trees with their rewards, of one rank or of all, and the seconds that this rank took."""
 
     trees: list[RolloutTree]
     table: RewardTable
@@ -224,7 +214,7 @@ def _sample_own_share(
     plan: RolloutPlan,
     problems: Sequence[Problem],
     seeds: Sequence[int],
-) -> _RolloutShare:
+) -> ScoredTrees:
     """Samples and scores this rank's problems: every `count`-th one, starting at its number."""
     began = time.perf_counter()
     mine = slice(context.ranks.rank, None, context.ranks.count)
@@ -241,7 +231,7 @@ def _sample_own_share(
     context.progress.show_activity("scoring")
     with context.cpu.measure("score"):
         table = score_rollouts(trees, setup.rewards, context.pool)
-    return _RolloutShare(trees, table, sampled - began, time.perf_counter() - sampled)
+    return ScoredTrees(trees, table, sampled - began, time.perf_counter() - sampled)
 
 
 def _count_problems_at_once(plan: RolloutPlan, dialogues: int | None) -> int | None:
@@ -259,7 +249,7 @@ def _split_evenly(count: int, most: int | None) -> list[slice]:
 
 
 def _gather_shares(
-    context: RunContext, share: _RolloutShare, problems: int, trees: int
+    context: RunContext, share: ScoredTrees, problems: int, trees: int
 ) -> ScoredTrees:
     """Gathers the shares of all ranks, in the order of the problems, each with so many trees."""
     shares = context.ranks.gather((share.trees, share.table))
