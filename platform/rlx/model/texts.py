@@ -261,41 +261,31 @@ def _check_problems(
     fit: PromptFit, problems: Iterator[Problem], path: KeyPath, spec: ExperimentSpec
 ) -> Iterator[TextFault]:
     """Checks that problems can be written and fit, as `rollout.max_prompt_tokens` has it."""
-    limited = fit.rule is not None and fit.rule.on_longer
     any_text = _writes_any_text(fit.dialogue)
-    count, too_long = 0, list[tuple[str, Problem]]()  # of tasks that repeat problems, too
+    count, too_long = 0, list[str]()  # of tasks that repeat problems, too
     try:
         frame = measure_prompt(fit.plan, Problem(id="", prompt="", fields={}), fit.dialogue)
         for problem in problems:
             count += 1
             is_short = any_text and fit.is_short(problem, frame)
             if not is_short and (excess := fit.describe_excess(problem)):
-                too_long.append((excess, problem))
-            elif any_text and limited == "drop":
+                too_long.append(excess)
+            elif any_text and fit.rule is not None:
                 return  # one that fits is enough
     except SpecError as error:
         yield _build_vocabulary_fault(spec, path, str(error))
         return
-    if not too_long or (limited == "drop" and len(too_long) < count):
-        return
-    if limited == "truncate":
-        try:
-            for _, problem in too_long:
-                fit.fit(problem)
-        except SpecError as error:
-            message = str(error).removeprefix("rollout.max_prompt_tokens: ")
-            help_ = "raise rollout.max_prompt_tokens.limit, or shorten the template"
-            yield TextFault(("rollout", "max_prompt_tokens"), message, help_)
+    if not too_long or (fit.rule is not None and len(too_long) < count):
         return
     room = "model.max_position" if isinstance(spec.model, TinyModelSpec) else "the context"
-    many = f"{len(too_long)} of the first {count} problems do not fit: {too_long[0][0]}"
+    many = f"{len(too_long)} of the first {count} problems do not fit: {too_long[0]}"
     yield TextFault(
         path,
         many,
-        "set `rollout.max_prompt_tokens: {on_longer: drop}` (or truncate), lower max_new_tokens, "
-        f"or raise {room}"
-        if limited != "drop"
-        else f"raise rollout.max_prompt_tokens.limit or {room}, or truncate",
+        "leave them out by `rollout.max_prompt_tokens: {}`, lower max_new_tokens, or raise "
+        f"{room}"
+        if fit.rule is None
+        else f"raise rollout.max_prompt_tokens.limit or {room}",
     )
 
 
