@@ -158,7 +158,7 @@ def test_what_cannot_be_written_or_does_not_fit_is_found(english):
     assert fault.path == ("model", "tokenizer") and "no token for 'W'" in fault.message
     (fault,) = faults(english())
     assert fault.path == ("task",) and "1 of the first 28 problems do not fit" in fault.message
-    assert "max_prompt_tokens" in fault.help
+    assert "max_prompt_tokens" in fault.helps[0]
     limited = {"schedule": "single", "answer": {"max_new_tokens": 20}}
     assert not faults(english(rollout={**limited, "max_prompt_tokens": {}}))
     found = faults(english(rollout={**limited, "max_prompt_tokens": {"limit": 1}}))

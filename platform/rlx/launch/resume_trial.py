@@ -304,7 +304,7 @@ def _compare_metrics(registry: Registry, one: str, other: str) -> Iterator[str]:
         {
             name: points
             for name, points in registry.results.metrics(run).items()
-            if not _is_of_machine(name)
+            if not name.startswith(OF_MACHINE)
         }
         for run in (one, other)
     ]
@@ -315,10 +315,6 @@ def _compare_metrics(registry: Registry, one: str, other: str) -> Iterator[str]:
         if odd:
             values = [series.get(odd[0]) for series in pairs]
             yield f"metric {name} at step {odd[0]}: {values[0]} and {values[1]}"
-
-
-def _is_of_machine(name: str) -> bool:
-    return name.startswith(OF_MACHINE)
 
 
 def _compare_evaluations(registry: Registry, one: str, other: str) -> Iterator[str]:
