@@ -46,7 +46,8 @@ _LATER_DEFAULTS: Final[tuple[tuple[tuple[str, ...], str, Any], ...]] = (
     (("rollout",), "self_play", None),
     (("rollout",), "examples", []),
     (("rollout",), "tools", []),
-    (("rollout",), "live", {"sessions": 64, "episode_deadline": None, "patience": None}),
+    (("rollout",), "live", {"sessions": 64, "episode_deadline": None}),
+    (("rollout",), "patience", None),
     (("rollout", "*"), "prefix", ""),
     (("rollout", "levels", "*"), "prefix", ""),
     (("loss",), "expected", None),
@@ -272,6 +273,9 @@ class ExperimentSpec(StrictModel):
             settings = tree.get(section) or {}
             if name in settings and settings[name] == value:
                 tree[section] = {key: kept for key, kept in settings.items() if key != name}
+        rollout = dict(tree.get("rollout") or {})
+        if "patience" in (live := dict(rollout.get("live") or {})):  # it was a key of `live`
+            tree["rollout"] = {**rollout, "patience": live.pop("patience"), "live": live}
         try:
             return cls.model_validate_json(json.dumps(tree), strict=True)
         except ValidationError as error:
