@@ -330,7 +330,7 @@ def _check_live_sessions(spec: ExperimentSpec, environment: Environment) -> Iter
     if not isinstance(rollout, EnvironmentRolloutSpec):
         return
     usual = type(rollout.live)()
-    given = [
+    given: list[tuple[str, ...]] = [
         ("rollout", "live", key) for key, value in rollout.live if value != getattr(usual, key)
     ]
     if rollout.patience is not None:
