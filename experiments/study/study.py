@@ -291,7 +291,7 @@ def kept_as(run: RunRecord) -> Path:
 def describe(known: Registry, run: RunRecord) -> Iterator[dict[str, Any]]:
     """What tables and pictures need of a run, a line each."""
     yield {"change": "run", "at": run.created, "with": {name: getattr(run, name) for name in OWN}}
-    for name in known.list_run_groups(run.id):
+    for name in known.queries.groups([run.id])[run.id]:
         yield {"change": "grouped", "with": {"name": name}}
     steps: dict[int, dict[str, float]] = {}
     for name, points in known.results.metrics(run.id).items():

@@ -10,6 +10,7 @@ import random
 import statistics
 import sys
 import time
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -24,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "system" / "agents"))
 from programs import cut, die, post
 from speech import Characters, Hashing
 
-from rlx.agents import AgentHost
+from rlx.agents import AgentHost, ProgramStarter
 from rlx.batch import build_token_batch
 from rlx.learner import Ranks
 from rlx.learner.pack import RankMicroBatches
@@ -125,21 +126,25 @@ def list_problems(count: int, *what: str, turns: int) -> list[Problem]:
 
 
 def sample_agents(
-    problems: list[Problem], count: int, turns: int, patience: float | None
+    problems: list[Problem],
+    starter: ProgramStarter,
+    count: int,
+    turns: int,
+    patience: float | None,
 ) -> list[RolloutTree]:
     settings = {"function": "sessions:play", "num_generations": count, "max_turns": turns}
     limits = {"programs": len(problems) * count, "patience": patience, "deadline": 600}
     spec = AgentRolloutSpec.model_validate({**settings, **limits})
     return sample_rollout_trees(
         build_rollout_plan(spec), problems, range(len(problems)),
-        Speaking(["this", "that", "neither"]), DIALOGUE, AgentHost(spec, POLICY),
+        Speaking(["this", "that", "neither"]), DIALOGUE, AgentHost(spec, POLICY, starter),
     )  # fmt: skip
 
 
 def sample_live(problems: list[Problem], pool: RewardPool, patience: float | None) -> Any:
     settings = {"environment": {"plugin": "waits"}, "num_generations": COUNT, "max_turns": TURNS}
-    live = {"sessions": len(problems) * COUNT, "patience": patience}
-    spec = EnvironmentRolloutSpec.model_validate({**settings, "live": live})
+    waits = {"live": {"sessions": len(problems) * COUNT}, "patience": patience}
+    spec = EnvironmentRolloutSpec.model_validate({**settings, **waits})
     plan = build_rollout_plan(spec, replayable=False)
     limits = spec.resolve_limits(replayable=False)
     if patience is None:
@@ -178,12 +183,13 @@ def slow_sessions() -> list[dict]:
     set_module_path()
     figures = []
     with RewardPool(workers=1, memory_mb=1024) as pool:
+        starter = pool.keep(ProgramStarter)
         kinds = {
             "live": lambda what, patience: sample_live(
                 list_problems(PROBLEMS, what, turns=TURNS), pool, patience
             ),
             "agents": lambda what, patience: sample_agents(
-                list_problems(PROBLEMS, what, turns=TURNS), COUNT, TURNS, patience
+                list_problems(PROBLEMS, what, turns=TURNS), starter, COUNT, TURNS, patience
             ),
         }
         for kind, sample in kinds.items():
@@ -200,25 +206,25 @@ def slow_sessions() -> list[dict]:
                         "times its share of waiting",
                     )
                 )
-    usual = statistics.median(_time_undisturbed(PATIENCE, "steady"))
-    disturbed = ("steady", "random", "steady", "cut", "steady", "random", "steady", "die")
-    for suffix, patience in (("", PATIENCE), ("_lockstep", None)):
-        seconds = _time_undisturbed(patience, *disturbed)
-        figures.append(
-            row(
-                f"undisturbed_agents{suffix}",
-                [each / usual for each in seconds],
-                f"200 of which none is disturbed, {usual:.1f} s",
-                "times as long",
+        usual = statistics.median(_time_undisturbed(starter, PATIENCE, "steady"))
+        disturbed = ("steady", "random", "steady", "cut", "steady", "random", "steady", "die")
+        for suffix, patience in (("", PATIENCE), ("_lockstep", None)):
+            seconds = _time_undisturbed(starter, patience, *disturbed)
+            figures.append(
+                row(
+                    f"undisturbed_agents{suffix}",
+                    [each / usual for each in seconds],
+                    f"200 of which none is disturbed, {usual:.1f} s",
+                    "times as long",
+                )
             )
-        )
     return figures
 
 
-def _time_undisturbed(patience: float | None, *what: str) -> list[float]:
+def _time_undisturbed(starter: ProgramStarter, patience: float | None, *what: str) -> list[float]:
     """Seconds of each steady session among 200."""
     problems = list_problems(MANY, *what, turns=MANY_TURNS)
-    trees = sample_agents(problems, 10, MANY_TURNS, patience)
+    trees = sample_agents(problems, starter, 10, MANY_TURNS, patience)
     ends = [tree.segments[at].info for tree in trees for at in tree.policy_segments]
     return [info["seconds"] for info in ends if info.get("what") == "steady"]
 
@@ -243,10 +249,11 @@ def forked_history() -> list[dict]:
     settings = {"function": "sessions:fork", "num_generations": 4, "max_turns": 24}
     spec = AgentRolloutSpec.model_validate({**settings, "deadline": 600})
     problems = [Problem(id=f"p{n}", prompt=f"p{n}?", fields={}) for n in range(4)]
-    trees = sample_rollout_trees(
-        build_rollout_plan(spec), problems, range(len(problems)),
-        Speaking([f"{n} " * 8 for n in range(50)]), DIALOGUE, AgentHost(spec, POLICY),
-    )  # fmt: skip
+    with closing(ProgramStarter()) as starter:
+        trees = sample_rollout_trees(
+            build_rollout_plan(spec), problems, range(len(problems)),
+            Speaking([f"{n} " * 8 for n in range(50)]), DIALOGUE, AgentHost(spec, POLICY, starter),
+        )  # fmt: skip
     batch = build_token_batch(trees)
     ranks = Ranks(0, 1, torch.device("cpu"))
     packed = RankMicroBatches(batch, batch.is_own, 1 << 14, ranks, merge=True)

@@ -79,7 +79,7 @@ def show_run_summary(registry: Registry, run: RunRecord, console: Console) -> No
     events = registry.results.events(run.id)
     for warning in dict.fromkeys(e.message for e in events if e.level == "warning"):
         console.print(f"! {escape_unprintable(warning)}", style="yellow")
-    if is_idle(idle := registry.queries.count_idle_steps(run.id), run.step):
+    if is_idle(idle := registry.queries.idle_steps([run.id])[run.id], run.step):
         console.print(f"! no gradient in the last {idle} of {run.step} steps", style="yellow")
     used = [e.payload or {} for e in events if e.kind == "resources"]
     if curve := registry.results.metrics(run.id, [WARM_START_LOSS]).get(WARM_START_LOSS):

@@ -133,7 +133,7 @@ class _Queue:
         A run that waits for devices blocks later runs that need devices.
         """
         here = this_machine()
-        held = {device.name for device in self._registry.machines.devices(here)}
+        held = {device.name for device in self._registry.devices(here)}
         full = False
         for run in self._waiting(mine):
             try:
@@ -199,7 +199,7 @@ class _Queue:
         found = [
             run
             for status in ("lost", "running", "submitted", "queued")
-            for run in self._registry.runs(status=status)
+            for run in self._registry.runs(statuses=[status])
             if run.id not in mine
             and (self._only is None or run.id in self._only)
             and (status == "queued" or self._is_lost(run))

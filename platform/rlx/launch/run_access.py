@@ -213,7 +213,7 @@ def find_runs(registry: Registry, ids: Iterable[str]) -> list[RunRecord]:
 def get_run_exit_code(registry: Registry, run: RunRecord) -> int | None:
     """Returns the exit code of following the run to its end; None while it has not ended."""
     is_failed = run.effective_status == "failed"
-    return choose_run_exit_code(run, registry.lists.failures([run.id]) if is_failed else {})
+    return choose_run_exit_code(run, registry.queries.failures([run.id]) if is_failed else {})
 
 
 def choose_run_exit_code(run: RunRecord, failures: Mapping[str, Mapping[str, Any]]) -> int | None:

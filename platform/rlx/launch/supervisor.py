@@ -456,7 +456,7 @@ def _describe_earlier_run(registry: Registry, run_id: str, devices: DeviceReques
     """
     if devices is None:
         return ""
-    waiting = [r for r in registry.runs(status="submitted") if r.host == devices.host]
+    waiting = [r for r in registry.runs(statuses=["submitted"]) if r.host == devices.host]
     first = min(waiting, key=lambda r: r.created, default=None)
     return "" if first is None or first.id == run_id else f"{first.id} has waited longer"
 

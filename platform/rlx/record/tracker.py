@@ -126,7 +126,8 @@ def read_tracked_run(registry: Registry, run_id: str) -> TrackedRun:
     """Reads a run as it is now, with its groups and its evaluations, probes excepted."""
     evaluations = registry.queries.evaluation_figures(run_id)
     plain = [one for one in evaluations if not one.suite.startswith("probe/")]
-    return build_tracked_run(registry.run(run_id), registry.list_run_groups(run_id), plain)
+    record = registry.run(run_id)
+    return build_tracked_run(record, registry.queries.groups([record.id])[record.id], plain)
 
 
 def build_tracked_run(
@@ -383,7 +384,7 @@ class RunSender:
     def _count_changes(self) -> int:
         """Number of status changes and groups, which tells whether an end that was sent is old."""
         changes = self._registry.history(self._run_id)
-        return len(changes) + len(self._registry.list_run_groups(self._run_id))
+        return len(changes) + len(self._registry.queries.groups([self._run_id])[self._run_id])
 
     def _read_rows(self, limit: int) -> list[MetricRow]:
         cursor = self._get_cursor("")

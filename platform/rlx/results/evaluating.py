@@ -27,7 +27,7 @@ from rlx.evaluation import (
     read_answers,
 )
 from rlx.home import format_path, get_rlx_home
-from rlx.launch import get_registry_url, locate_run_folder, open_registry
+from rlx.launch import locate_run_folder, open_registry
 from rlx.model import compute_model_fingerprint
 from rlx.phase_setup import PhaseSetup, build_setup
 from rlx.plugin_calls import show_plugin_output
@@ -43,7 +43,13 @@ from rlx.probe import (
 from rlx.progress import Report, ShowProgress, ignore_progress, log_report
 from rlx.record import Recorder, probe_table, update_trackers
 from rlx.results.models import LoadedModel, TrainedModel, load_model, open_target
-from rlx.results.requests import EvaluationRequest, ProbeRequest, check_sections
+from rlx.results.requests import (
+    EvaluationRequest,
+    OpenedRun,
+    ProbeRequest,
+    check_sections,
+    locate_target,
+)
 from rlx.reward import score_rollouts
 from rlx.rollout import sample_rollout_trees
 from rlx.run import (
@@ -120,7 +126,7 @@ class SuiteEvaluation:
 
 
 def evaluate(
-    request: EvaluationRequest | str,
+    request: EvaluationRequest | str | OpenedRun,
     *,
     registry: str | None = None,
     record: bool = True,
@@ -144,14 +150,14 @@ def evaluate(
             written.
         RewardError: no answer of a set could be scored.
     """
-    if isinstance(request, str):
+    if not isinstance(request, EvaluationRequest):
         request = EvaluationRequest(target=request)
-    url = get_registry_url(registry)
+    name, url = locate_target(request.target, registry)
     reason = (
         f"a model is evaluated as it was trained; only {', '.join(EVALUATION_SECTIONS)} may be "
         "changed here, anything else in a suite's sets"
     )
-    with open_target(request.target, request.experiment, url, step=request.step) as target:
+    with open_target(name, request.experiment, url, step=request.step) as target:
         check_sections(request.overrides, EVALUATION_SECTIONS, reason)
         spec = _read_target_spec(target, request.overrides)
         suite = build_requested_suite(spec, request, report)
@@ -452,7 +458,7 @@ class ModelProbe:
 
 
 def probe_model(
-    request: ProbeRequest | str,
+    request: ProbeRequest | str | OpenedRun,
     *,
     registry: str | None = None,
     record: bool = True,
@@ -476,15 +482,16 @@ def probe_model(
         InvalidSpec: an override is invalid.
         EnvironmentFault: the model's files or the device are missing.
     """
-    if isinstance(request, str):
+    if not isinstance(request, ProbeRequest):
         request = ProbeRequest(target=request)
-    changes, url = request.list_overrides(), get_registry_url(registry)
+    name, url = locate_target(request.target, registry)
+    changes = request.list_overrides()
     if request.experiment is None:
         reason = (
             f"a run is probed as it was trained; only {', '.join(PROBE_SECTIONS)} may be changed"
         )
         check_sections(changes, PROBE_SECTIONS, reason)
-    with open_target(request.target, request.experiment, url) as target:
+    with open_target(name, request.experiment, url) as target:
         spec, settings = _build_probe_spec(target, changes, request.cut)
         setup = build_setup(spec)
         with load_model(spec, target.model) as model:

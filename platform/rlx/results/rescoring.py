@@ -20,12 +20,12 @@ from rlx.batch import TokenBatch, list_batch_rows
 from rlx.discovery import describe_data_changes, describe_plugin_changes, list_plugin_records
 from rlx.errors import ShapeError, SpecError
 from rlx.home import RunFolder
-from rlx.launch import get_registry_url, open_registry
+from rlx.launch import open_registry
 from rlx.phase_setup import PhaseSetup, build_setup
 from rlx.plan import check_read_spec, read_spec, validate_document
 from rlx.progress import ShowProgress, ignore_progress
 from rlx.record import StoredStep, TrainedRows, read_step
-from rlx.results.requests import RescoreRequest, check_sections
+from rlx.results.requests import OpenedRun, RescoreRequest, check_sections, locate_target
 from rlx.results.stored_steps import select_rollout_steps
 from rlx.reward import Place, RewardEntry, RewardPool, RewardTable, score_rollouts
 from rlx.run import ControllerState, build_trained_rows, read_token_streams
@@ -415,7 +415,7 @@ def _rescore_greedy(
 
 
 def rescore(
-    request: RescoreRequest | str,
+    request: RescoreRequest | str | OpenedRun,
     *,
     registry: str | None = None,
     show: ShowProgress = ignore_progress,
@@ -435,10 +435,11 @@ def rescore(
         InvalidSpec: the rules are invalid.
         PluginError: a plugin is missing.
     """
-    if isinstance(request, str):
+    if not isinstance(request, RescoreRequest):
         request = RescoreRequest(run=request)
-    with open_registry(get_registry_url(registry)) as opened:
-        run = opened.run(request.run)
+    name, url = locate_target(request.run, registry)
+    with open_registry(url) as opened:
+        run = opened.run(name)
         spec, own, notes = _build_rescore_spec(run, request.experiment, request.overrides)
         steps = select_rollout_steps(opened, run, request.steps)
         found = Rescoring(run, tuple(notes), request.rows)

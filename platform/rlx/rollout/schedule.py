@@ -112,6 +112,11 @@ class RolloutPlan:
         return sum(rows) * self.trees_per_prompt
 
     @property
+    def most_turns(self) -> int:
+        """Maximum number of turns of one problem."""
+        return self.rows_per_prompt * (1 if self.talk is None else self.talk.last)
+
+    @property
     def continued_per_prompt(self) -> int:
         """Maximum number of dialogues of one problem whose caches are kept after a turn; 0 if none
         goes on, and in self-play, which keeps none."""

@@ -1,7 +1,7 @@
 """Collects the rollouts of a training step: samples, scores, and resamples those without signal."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -28,18 +28,8 @@ Place = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
-class _RolloutShare:
-    """The rollouts that one rank has sampled and scored, and the seconds that each took."""
-
-    trees: list[RolloutTree]
-    table: RewardTable
-    sampled: float
-    scored: float
-
-
-@dataclass(frozen=True, slots=True)
 class ScoredTrees:
-    """The trees of all ranks with their rewards; the seconds are this rank's."""
+    """Trees with their rewards, of one rank or of all, and the seconds that this rank took."""
 
     trees: list[RolloutTree]
     table: RewardTable
@@ -187,10 +177,33 @@ def sample_and_score(
     plan: RolloutPlan,
     problems: Sequence[Problem],
     seeds: Sequence[int],
+    show: Callable[[int], None] | None = None,
 ) -> ScoredTrees:
-    """Samples and scores each rank's share; returns all trees, in the order of the problems."""
+    """Samples and scores each rank's share; returns all trees, in the order of the problems.
+
+    Args:
+        show: called with how many problems are answered, as far as this rank's share tells.
+    """
+    turns = len(range(context.ranks.rank, len(problems), context.ranks.count)) * plan.most_turns
+    if show is not None:
+        context.sampler.on_ended = _count_answered(show, len(problems), turns)
     share = _sample_own_share(context, setup, plan, problems, seeds)
+    context.sampler.on_ended = None
     return _gather_shares(context, share, len(problems), plan.trees_per_prompt)
+
+
+def _count_answered(
+    show: Callable[[int], None], problems: int, turns: int
+) -> Callable[[int], None]:
+    """Returns a function of ended turns that shows which part of the problems they are."""
+    ended = 0
+
+    def count(more: int) -> None:
+        nonlocal ended
+        ended += more
+        show(min(problems, problems * ended // turns))
+
+    return count
 
 
 def _sample_own_share(
@@ -199,7 +212,7 @@ def _sample_own_share(
     plan: RolloutPlan,
     problems: Sequence[Problem],
     seeds: Sequence[int],
-) -> _RolloutShare:
+) -> ScoredTrees:
     """Samples and scores this rank's problems: every `count`-th one, starting at its number."""
     began = time.perf_counter()
     mine = slice(context.ranks.rank, None, context.ranks.count)
@@ -216,7 +229,7 @@ def _sample_own_share(
     context.progress.show_activity("scoring")
     with context.cpu.measure("score"):
         table = score_rollouts(trees, setup.rewards, context.pool)
-    return _RolloutShare(trees, table, sampled - began, time.perf_counter() - sampled)
+    return ScoredTrees(trees, table, sampled - began, time.perf_counter() - sampled)
 
 
 def _count_problems_at_once(plan: RolloutPlan, dialogues: int | None) -> int | None:
@@ -234,7 +247,7 @@ def _split_evenly(count: int, most: int | None) -> list[slice]:
 
 
 def _gather_shares(
-    context: RunContext, share: _RolloutShare, problems: int, trees: int
+    context: RunContext, share: ScoredTrees, problems: int, trees: int
 ) -> ScoredTrees:
     """Gathers the shares of all ranks, in the order of the problems, each with so many trees."""
     shares = context.ranks.gather((share.trees, share.table))

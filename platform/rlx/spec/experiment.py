@@ -47,7 +47,8 @@ _LATER_DEFAULTS: Final[tuple[tuple[tuple[str, ...], str, Any], ...]] = (
     (("rollout",), "self_play", None),
     (("rollout",), "examples", []),
     (("rollout",), "tools", []),
-    (("rollout",), "live", {"sessions": 64, "episode_deadline": None, "patience": None}),
+    (("rollout",), "live", {"sessions": 64, "episode_deadline": None}),
+    (("rollout",), "patience", None),
     (("rollout", "*"), "prefix", ""),
     (("rollout", "levels", "*"), "prefix", ""),
     (("loss",), "expected", None),
@@ -278,6 +279,9 @@ class ExperimentSpec(StrictModel):
             for section in _list_sections(tree, path):
                 if name in section and section[name] == value:
                     del section[name]
+        for live in _list_sections(tree, ("rollout", "live")):
+            if "patience" in live:  # it was a key of `live`
+                tree["rollout"]["patience"] = live.pop("patience")
         try:
             return cls.model_validate_json(json.dumps(tree), strict=True)
         except ValidationError as error:
