@@ -49,8 +49,8 @@ class StepRollouts:
             after there were enough, or are those of a second player that does not learn.
         drawn: number of problems drawn, with those that were dropped for their length.
         sampled, scored: seconds spent on sampling and on scoring.
-        prompts: how many problems were dropped and how many truncated, because their prompts were
-            too long; None if nothing limits them.
+        dropped: how many problems were left out because their prompts were too long; None if
+            nothing limits them.
         need_rewards: whether a rollout without a reward is not trained on.
     """
 
@@ -61,7 +61,7 @@ class StepRollouts:
     drawn: int
     sampled: float
     scored: float
-    prompts: tuple[int, int] | None = None
+    dropped: int | None = None
     need_rewards: bool = True
 
     def find_untrained_rows(self) -> set[Place]:
@@ -117,9 +117,7 @@ def collect_rollouts(
         drawn=examined,
         sampled=sum(parcel.sampled for parcel in everyone),
         scored=sum(parcel.scored for parcel in everyone),
-        prompts=(sum(drawn.dropped for drawn in draws), sum(drawn.truncated for drawn in draws))
-        if rollout.max_prompt_tokens
-        else None,
+        dropped=sum(drawn.dropped for drawn in draws) if rollout.max_prompt_tokens else None,
         need_rewards=setup.spec.learns_from_rewards,
     )
 

@@ -531,7 +531,7 @@ def _evaluate_suite(
     if environment := environment_figures(sample.trees):
         metrics["environment"] = {k.removeprefix("environment/"): v for k, v in environment.items()}
     if fit.rule is not None:
-        metrics["prompts"] = {"dropped": drawn.dropped, "truncated": drawn.truncated}
+        metrics["prompts"] = {"dropped": drawn.dropped}
     context.recorder.evaluation(step, label, metrics, pairs, suite)
     where = "" if suite == "held_out" else f"  {suite}"
     accuracy = metrics["accuracy"]
