@@ -125,6 +125,14 @@ def test_settings_that_came_later_leave_the_digests_of_experiments_alone():
     assert spec.dump_resolved()["optimizer"]["mini_batches"] == 1
 
 
+def test_patience_is_read_where_earlier_runs_had_it():
+    spec = read_spec(RLCR.with_name("stock.yaml")).spec
+    tree = spec.dump_resolved()
+    rollout = dict(tree["rollout"])
+    rollout["live"] = {**rollout["live"], "patience": rollout.pop("patience")}
+    assert ExperimentSpec.from_record({**tree, "rollout": rollout}) == spec
+
+
 def test_every_value_knows_its_origin():
     read = read_spec(RLCR, ["loss.dual_clip=null", "runner.device=cpu"])
     lines = RLCR.read_text().splitlines()

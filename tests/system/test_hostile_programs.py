@@ -105,6 +105,8 @@ def test_no_program_reaches_anything_outside_and_each_has_its_reason(tmp_path, m
                 wrong.append(f"{program.name}: absent, {outcome.fault}")
             elif score.value != 0.0 or not re.match(program.reason, score.reason or ""):
                 wrong.append(f"{program.name}: {score.value:g}, {score.reason!r}")
+            elif len(score.reason) > 600:
+                wrong.append(f"{program.name}: a reason of {len(score.reason)} characters")
         assert not wrong, "\n".join(wrong)
         assert len(programs) >= 200
         assert not doors.knocks

@@ -33,7 +33,6 @@ SMALL = {
     "rollout.num_generations_confidence": 3,
     "evaluation.problems": 8,
     "tracking.mlflow": "null",
-    "tracking.pictures": "true",
     "probe": f"{{every: 2, problems: {PROBLEMS}, samples: {SAMPLES}, max_new_tokens: 12, "
     "schemes: [early_answering, mistake]}",
 }
@@ -47,6 +46,8 @@ class Probed:
         self.home = home
         self.submitted = home.rlx("submit", home.yaml, sets=SMALL)
         assert self.submitted.returncode == 0, self.submitted.stderr
+        drawn = home.rlx("status", "r-0001", "--pictures")
+        assert drawn.returncode == 0, drawn.stderr
         self.record = home.run("r-0001")
         self.root = Path(self.record.directory)
         self.evaluations = self.stored()

@@ -14,7 +14,6 @@ import torch
 from rlx.checkpoint import (
     RunState,
     convert_checkpoint,
-    find_by_shared_hashing,
     find_newest_checkpoint,
     load_checkpoint,
     read_state,
@@ -47,7 +46,7 @@ from rlx.run.training import train_step
 from rlx.run.warm_start import start_warm
 from rlx.run.weight_sync import synchronize_sampler
 from rlx.sampler import SamplingEngine, expect_dialogue_length, open_sampler, require_engine
-from rlx.sealed_folder import CheckpointError, ComputeDigests
+from rlx.sealed_folder import CheckpointError
 from rlx.seeding import derive_seed
 from rlx.spec import ExperimentSpec, PretrainedModelSpec
 
@@ -170,10 +169,16 @@ def resume_run(context: RunContext) -> ResumePoint | None:
         RlxError: the checkpoint was written for another experiment or in another precision.
         CheckpointError: the checkpoint of the other run is damaged.
     """
-    place = find_by_shared_hashing(partial(_find_resume_checkpoint, context), context.ranks)
-    if place is None:
-        return None
-    return _resume_from(context, context.folder.root / place)
+    found: Path | CheckpointError | None = None
+    if context.ranks.is_first:
+        try:
+            found = _find_resume_checkpoint(context)
+        except CheckpointError as error:
+            found = error
+    found, *_ = context.ranks.gather(found)
+    if isinstance(found, CheckpointError):
+        raise found
+    return None if found is None else _resume_from(context, context.folder.root / found)
 
 
 def _resume_from(context: RunContext, found: Path) -> ResumePoint:
@@ -198,7 +203,7 @@ def _resume_from(context: RunContext, found: Path) -> ResumePoint:
     return ResumePoint(state.step, state.cursor, state.learned, number, done, controllers, forked)
 
 
-def _find_resume_checkpoint(context: RunContext, compute: ComputeDigests) -> Path | None:
+def _find_resume_checkpoint(context: RunContext) -> Path | None:
     """Finds the checkpoint to resume from, by its path in the run's folder; rank 0 calls it."""
 
     def report_refusal(what: str) -> None:
@@ -207,9 +212,9 @@ def _find_resume_checkpoint(context: RunContext, compute: ComputeDigests) -> Pat
             print(what, flush=True)
 
     recorded = context.recorder.list_checkpoint_digests() if context.recorder else {}
-    found = find_newest_checkpoint(context.folder.checkpoints, recorded, report_refusal, compute)
+    found = find_newest_checkpoint(context.folder.checkpoints, recorded, report_refusal)
     if found is None and context.spec.from_checkpoint is not None:
-        found = find_newest_checkpoint(context.folder.origin, {}, report_refusal, compute)
+        found = find_newest_checkpoint(context.folder.origin, {}, report_refusal)
         if found is None:
             raise CheckpointError(
                 f"the copy of {context.spec.from_checkpoint} in {context.folder.origin} is "
@@ -527,7 +532,7 @@ def _evaluate_suite(
     if environment := environment_figures(sample.trees):
         metrics["environment"] = {k.removeprefix("environment/"): v for k, v in environment.items()}
     if fit.rule is not None:
-        metrics["prompts"] = {"dropped": drawn.dropped, "truncated": drawn.truncated}
+        metrics["prompts"] = {"dropped": drawn.dropped}
     context.recorder.evaluation(step, label, metrics, pairs, suite)
     where = "" if suite == "held_out" else f"  {suite}"
     accuracy = metrics["accuracy"]
