@@ -202,7 +202,9 @@ def online(registry, tmp_path, monkeypatch):
     with open_wandb() as server:
         monkeypatch.setenv("WANDB_BASE_URL", server.url)
         monkeypatch.setenv("WANDB_API_KEY", "0" * 40)
-        run = submit(registry, spec={"tracking": {"trackers": [{"kind": "wandb", "entity": "ann"}]}})
+        run = submit(
+            registry, spec={"tracking": {"trackers": [{"kind": "wandb", "entity": "ann"}]}}
+        )
         (tmp_path / "run").mkdir()
         registry.update_run(run.id, directory=tmp_path / "run")
         registry.transition(run.id, ["submitted"], "running")
