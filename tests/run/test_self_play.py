@@ -89,7 +89,7 @@ phases:
   - {name: both, steps: 1}
   - {name: first, steps: 1, set: {rollout.self_play: {learn: first}}}
 evaluation: {problems: 4, correct: won}
-tracking: {mlflow: null, pictures: false}
+tracking: {mlflow: null}
 """
 
 
