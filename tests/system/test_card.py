@@ -2,10 +2,12 @@
 
 import json
 import shutil
+from pathlib import Path
 
 import pytest
 from hub import open_hub
 
+from rlx.results.export import _copy_data
 from rlx_registry import Registry
 
 REWARDS = '''
@@ -46,6 +48,25 @@ def test_another_home_has_the_figures(own_home, run, card, tmp_path):
     text = (card / "README.md").read_text()
     assert f"digest `{run.digest}`" in text and "## What it must not be used for" in text
     assert f"{after['metrics']['accuracy']:.3f} [" in text
+
+
+def test_copied_data_keep_the_digest_where_their_paths_are_free(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    outside, folder = tmp_path / "outside.jsonl", tmp_path / "model"
+    (tmp_path / "sets").mkdir()
+    folder.mkdir()
+    named = {"train": "sets/a.jsonl", "test": str(outside), "more": ["README.md", "sets/a.jsonl"]}
+    for path in ("sets/a.jsonl", outside, "README.md"):
+        Path(path).write_text(str(path))
+    copied = _copy_data(named, folder)
+    assert copied == {
+        "train": "sets/a.jsonl",
+        "test": "data/outside.jsonl",
+        "more": ["data/README.md", "sets/a.jsonl"],
+    }
+    assert (folder / "sets" / "a.jsonl").read_text() == "sets/a.jsonl"
+    (folder / "sets" / "a.jsonl").write_text("of another experiment")
+    assert _copy_data("sets/a.jsonl", folder) == "data/a.jsonl"
 
 
 def test_a_card_has_the_figures_of_every_tool(own_home, run, tmp_path):

@@ -11,7 +11,7 @@ from rlx.batch import build_token_batch, list_batch_rows
 from rlx.credit import compute_group_extremes, has_score_spread, structured_scores
 from rlx.model import Policy
 from rlx.phase_setup import PhaseSetup
-from rlx.plugin import Problem
+from rlx.plugin import Problem, Task
 from rlx.plugin_calls import show_plugin_output
 from rlx.reward import RewardTable, score_rollouts
 from rlx.rollout import (
@@ -267,6 +267,24 @@ def build_prompt_fit(policy: Policy, setup: PhaseSetup) -> PromptFit:
     """Which problems of a phase the policy can be shown."""
     rule = setup.spec.rollout.max_prompt_tokens
     return PromptFit(setup.plan, policy.dialogue, policy.context_length, rule)
+
+
+def draw_held_out_problems(
+    fit: PromptFit, task: Task, seed: int, numbers: range, purpose: str
+) -> tuple[DrawnProblems, list[int]]:
+    """Draws held-out problems that fit the model, with a sampling seed for each.
+
+    Args:
+        fit: which problems the model can be shown.
+        task: source of the problems.
+        seed: of the problems and, with `purpose`, of what is sampled for them.
+        numbers: those of the problems.
+        purpose: what they are drawn for.
+    """
+    data = derive_seed(seed, "held out")
+    with show_plugin_output(type(task).__name__):
+        drawn = fit.draw_held_out(lambda number: task.problem("test", number, data), numbers)
+    return drawn, [derive_seed(seed, purpose, number) for number in drawn.numbers]
 
 
 def draw_contact_problems(

@@ -33,12 +33,16 @@ from rlx.learner import (
 from rlx.model import Policy, adapt_policy, build_policy, build_reference, convert_weights
 from rlx.phase_setup import PhaseSetup, build_setup
 from rlx.plugin import Task, sum_costs
-from rlx.plugin_calls import show_plugin_output
 from rlx.progress import Progress, ProgressFile
 from rlx.record import Recorder
 from rlx.reward import RewardPool
 from rlx.rollout import RolloutPlan
-from rlx.run.collect import build_prompt_fit, draw_contact_problems, sample_and_score
+from rlx.run.collect import (
+    build_prompt_fit,
+    draw_contact_problems,
+    draw_held_out_problems,
+    sample_and_score,
+)
 from rlx.run.context import ControllerState, CpuAccount, RunContext, RunStopped, StopRequest
 from rlx.run.metrics import AlarmWatch, environment_figures
 from rlx.run.probes import require_texts, run_probe
@@ -47,7 +51,6 @@ from rlx.run.warm_start import start_warm
 from rlx.run.weight_sync import synchronize_sampler
 from rlx.sampler import SamplingEngine, expect_dialogue_length, open_sampler, require_engine
 from rlx.sealed_folder import CheckpointError
-from rlx.seeding import derive_seed
 from rlx.spec import ExperimentSpec, PretrainedModelSpec
 
 CONTACT_PROMPTS, MOST_CONTACT_PROMPTS = 8, 32
@@ -513,12 +516,8 @@ def _evaluate_suite(
 ) -> None:
     """Evaluates one held-out set with one way of sampling."""
     spec = context.spec.evaluation
-    data = derive_seed(context.spec.seed, "held out")
-    with show_plugin_output(type(task).__name__):
-        problems = [task.problem("test", i, data) for i in range(spec.problems)]
-    fit = build_prompt_fit(context.policy, setup)
-    drawn = fit.draw_held_out(problems.__getitem__, range(len(problems)))
-    seeds = [derive_seed(context.spec.seed, "evaluation", i) for i in drawn.numbers]
+    fit, numbers = build_prompt_fit(context.policy, setup), range(spec.problems)
+    drawn, seeds = draw_held_out_problems(fit, task, context.spec.seed, numbers, "evaluation")
     sample = sample_and_score(context, setup, plan, drawn.problems, seeds, show)
     if context.recorder is None:
         return
@@ -539,7 +538,7 @@ def _evaluate_suite(
     if lost := metrics.get("lost"):
         context.recorder.event(
             "held_out_lost",
-            f"{lost} of {len(problems)} rollouts of {suite} ({label}) could not be scored",
+            f"{lost} of {spec.problems} rollouts of {suite} ({label}) could not be scored",
             level="warning",
         )
     print(
