@@ -217,7 +217,7 @@ def get_run_exit_code(registry: Registry, run: RunRecord) -> int | None:
 
 
 def choose_run_exit_code(run: RunRecord, failures: Mapping[str, Mapping[str, Any]]) -> int | None:
-    """Returns what `get_run_exit_code` does, from the result of `RunLists.failures`."""
+    """Returns what `get_run_exit_code` does, from the result of `Queries.failures`."""
     if run.status == "finished":
         return 0
     if run.effective_status != "failed":
