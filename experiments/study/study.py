@@ -33,10 +33,7 @@ STUDY = Path("experiments/study")
 SUITE = str(STUDY / "suites" / "study.yaml")
 KEPT = ROOT / STUDY / "results"
 AT_ONCE = max(1, (os.cpu_count() or 1))
-UNTRACKED = (
-    "--set=tracking.mlflow=null",
-    "--set=tracking.pictures=false",
-)
+UNTRACKED = ("--set=tracking.mlflow=null",)
 """Tracking that a study of a hundred runs does not need; it does not affect training. Rollouts are
 recorded, 10 MB for a run, so that the runs can be rescored."""
 METRICS = (

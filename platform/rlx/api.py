@@ -405,7 +405,7 @@ def _build_resumed_spec(run: RunRecord, overrides: tuple[str, ...]) -> Experimen
     if not is_spec_of_run(read.spec, run):
         raise SpecError(
             f"{run.id} would be another experiment: only `runner`, `tracking` and "
-            "`rollout.max_prompt_tokens.on_longer` can change; "
+            "`rollout.max_prompt_tokens` can change; "
             f"for the rest: rlx submit SPEC --from-checkpoint {run.id}@latest"
         )
     require_same_past(read.spec, run)

@@ -10,13 +10,12 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass
 from typing import Any, TypedDict
 
-from sqlalchemy import ColumnElement, Connection, Row, and_, func, literal, or_, select, true
+from sqlalchemy import ColumnElement, Connection, Row, and_, func, or_, select, true
 
 from rlx_registry import models
 from rlx_registry.database import Database, format_run_id, get_run_keys
 from rlx_registry.records import (
     STATUSES,
-    EvaluationRecord,
     RolloutIndex,
     RunRecord,
     RunRow,
@@ -131,7 +130,7 @@ class Queries:
                     found[called[of]][name] = (at, newest)
         return found
 
-    def figures_of_runs(self, ids: Collection[str]) -> dict[str, list[EvaluationFigures]]:
+    def evaluation_figures(self, ids: Collection[str]) -> dict[str, list[EvaluationFigures]]:
         """Returns the figures of the evaluations of some runs, by step."""
         c = models.evaluation.c
         # Not their time: it lies behind the payload, which SQLite would have to read through.
@@ -250,16 +249,6 @@ class Queries:
         with self._database.open_run_reader(run_id) as (connection, key):
             query = select(func.count()).select_from(models.event).where(c.run_id == key)
             return int(connection.scalar(query) or 0)
-
-    def evaluation_figures(self, run_id: str, suite: str | None = None) -> list[EvaluationRecord]:
-        """Returns evaluations, of one suite or of all, without payloads, by step, then by time."""
-        c = models.evaluation.c
-        query = select(c.step, c.label, c.suite, c.n, c.metrics, literal(None), c.at)
-        if suite is not None:
-            query = query.where(c.suite == suite)
-        with self._database.open_run_reader(run_id) as (connection, key):
-            rows = connection.execute(query.where(c.run_id == key).order_by(c.step, c.at))
-            return [EvaluationRecord(*row) for row in rows]
 
     # Rollouts ----------------------------------------------------------------------------------
 

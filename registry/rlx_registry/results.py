@@ -11,7 +11,7 @@ from operator import attrgetter
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from sqlalchemy import Connection, Row, delete, func, insert, select
+from sqlalchemy import Connection, Row, delete, func, insert, literal, select
 
 from rlx_registry import models
 from rlx_registry.database import Database, build_insert_if_absent, build_upsert
@@ -160,13 +160,16 @@ class RunResults:
                 {"run_id": key, "at": time.time(), **row},
             )
 
-    def evaluations(self, run_id: str, suite: str | None = None) -> list[EvaluationRecord]:
+    def evaluations(
+        self, run_id: str, suite: str | None = None, *, with_payload: bool = True
+    ) -> list[EvaluationRecord]:
         """Returns evaluations by step, then by time; of one suite or of all.
 
         A name that ends with "/" selects all suites that begin with it.
         """
         c = models.evaluation.c
-        query = select(c.step, c.label, c.suite, c.n, c.metrics, c.payload, c.at)
+        payload = c.payload if with_payload else literal(None)
+        query = select(c.step, c.label, c.suite, c.n, c.metrics, payload, c.at)
         if suite is not None:
             whole = suite.endswith("/")
             query = query.where(c.suite.startswith(suite) if whole else c.suite == suite)

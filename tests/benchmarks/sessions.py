@@ -149,8 +149,8 @@ def sample_agents(
 
 def sample_live(problems: list[Problem], pool: RewardPool, patience: float | None) -> Any:
     settings = {"environment": {"plugin": "waits"}, "num_generations": COUNT, "max_turns": TURNS}
-    live = {"sessions": len(problems) * COUNT, "patience": patience}
-    spec = EnvironmentRolloutSpec.model_validate({**settings, "live": live})
+    waits = {"live": {"sessions": len(problems) * COUNT}, "patience": patience}
+    spec = EnvironmentRolloutSpec.model_validate({**settings, **waits})
     plan = build_rollout_plan(spec, replayable=False)
     limits = spec.resolve_limits(replayable=False)
     if patience is None:

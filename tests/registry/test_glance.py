@@ -102,7 +102,7 @@ def test_figures_are_evaluations_without_their_payload(registry):
     registry.results.add_evaluation("1", 3, "after", "s", 9, {"ece": 0.1}, {"pairs": [1] * 9})
     registry.results.add_evaluation("1", 0, "before", "s", 9, {"ece": 0.2})
     plain = [dataclasses.replace(e, payload=None) for e in registry.results.evaluations("1")]
-    assert registry.queries.evaluation_figures("1") == plain
+    assert registry.results.evaluations("1", with_payload=False) == plain
     assert [e.step for e in plain] == [0, 3]
 
 

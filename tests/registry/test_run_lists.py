@@ -55,8 +55,8 @@ def test_times_bound_the_submission(registry):
 
 def test_what_is_said_of_many_is_what_is_said_of_each(registry):
     ids = [run.id for run in registry.runs()]
-    for one, found in registry.queries.figures_of_runs(ids).items():
-        whole = registry.queries.evaluation_figures(one)
+    for one, found in registry.queries.evaluation_figures(ids).items():
+        whole = registry.results.evaluations(one, with_payload=False)
         steps, *told = (
             [(e.step, e.label, e.suite, e.metrics) for e in some] for some in (found, whole)
         )
@@ -81,7 +81,7 @@ def test_a_list_has_as_many_queries_for_many_runs_as_for_one(registry):
 
     def count(ids):
         said.clear()
-        registry.queries.figures_of_runs(ids)
+        registry.queries.evaluation_figures(ids)
         return len(said)
 
     engine = registry.database._reader

@@ -12,6 +12,7 @@ from rows import each_row
 from speech import Hashing
 
 from rlx.agents import AgentHost, ProgramStarter
+from rlx.agents.programs import find_reason
 from rlx.model import Vocabulary, build_vocabulary_dialogue
 from rlx.plugin import Problem
 from rlx.rollout import build_rollout_plan, sample_rollout_trees
@@ -112,6 +113,18 @@ def test_a_program_that_fails_costs_one_rollout(what, reason):
     assert faults(other) == set()
     assert len(other.policy_segments) == 3
     assert not set(psutil.Process().children()) - before, "processes are left"
+
+
+@each_row(
+    "words, reason",
+    [
+        ("Traceback …:\n    raise Odd\nOdd: it is", "Odd: it is"),
+        ("x.mjs:9\nTypeError: no {\n  [cause]: Error: port\n}\n\nNode", "[cause]: Error: port"),
+        ("panic: no\n\ngoroutine 1 [running]:\nmain.main()", "panic: no"),
+    ],
+)  # fmt: skip
+def test_the_reason_of_a_failure_is_what_names_the_error(words, reason):
+    assert find_reason(words) == reason
 
 
 COUNTING = """

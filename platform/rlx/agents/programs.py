@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -22,6 +23,11 @@ from rlx.text import shorten_for_record
 
 LONGEST_TAIL = 300
 """Characters of a program's last words that are kept with the reason of its failure."""
+_LAST_WORDS = 4096
+"""Bytes of a program's output in which the reason of its failure is looked for."""
+_ERROR = re.compile(
+    r"^ *(?:\[cause\]: )?[\w.]*(?:error|exception|panic)\b.*$", re.IGNORECASE | re.MULTILINE
+)
 _MIB = 1 << 20
 _LOCAL = "127.0.0.1,localhost"
 
@@ -200,14 +206,20 @@ class ProgramRunner:
             size = output.seek(0, os.SEEK_END)
             if size >= self._spec.file_mb * _MIB:
                 return f"it printed more than {self._spec.file_mb} MiB"
-            output.seek(max(0, size - 4 * LONGEST_TAIL))
+            output.seek(max(0, size - _LAST_WORDS))
             said = output.read()
         if code == -signal.SIGXFSZ:
             return f"it wrote a file of more than {self._spec.file_mb} MiB"
         how = f"signal {-code}" if code < 0 else f"exit code {code}"
-        words = said.decode(errors="replace").strip().splitlines()
-        tail = f": {words[-1].strip()}" if words else ""
-        return shorten_for_record(how + tail, LONGEST_TAIL)
+        words = said.decode(errors="replace").strip()
+        return shorten_for_record(f"{how}: {find_reason(words)}" if words else how, LONGEST_TAIL)
+
+
+def find_reason(words: str) -> str:
+    """The line of a program's last words that names an error: some runtimes print where it arose,
+    and their own version, after it. Without one, the last line."""
+    lines = _ERROR.findall(words) or words.splitlines()
+    return str(lines[-1]).strip()
 
 
 def compute_command_digests(spec: AgentRolloutSpec) -> list[str]:

@@ -380,7 +380,7 @@ _METRICS = (
 def describe_runs(registry: Registry, runs: Sequence[RunRecord]) -> list[dict[str, Any]]:
     """Returns runs as JSON values, with as many queries for many as for one."""
     ids = [run.id for run in runs]
-    evaluations = registry.queries.figures_of_runs(ids)
+    evaluations = registry.queries.evaluation_figures(ids)
     failures = registry.queries.failures(ids)
     groups, idle = registry.queries.groups(ids), registry.queries.idle_steps(ids)
     scores = registry.queries.last_values(ids, [SCORE])

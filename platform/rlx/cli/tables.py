@@ -136,7 +136,7 @@ def _add_suite_rows(
     registry: Registry, run: RunRecord, columns: Sequence[str], table: Table
 ) -> None:
     """Adds the accuracy on the other held-out sets, and with greedy decoding."""
-    found = registry.queries.evaluation_figures(run.id)
+    found = registry.results.evaluations(run.id, with_payload=False)
     for suite in dict.fromkeys(e.suite for e in found):
         if suite == "held_out" or suite.startswith("probe/"):
             continue
@@ -160,7 +160,7 @@ def _add_environment_rows(columns: Sequence[Mapping[str, Any]], table: Table) ->
 
 
 def _show_run_probes(registry: Registry, run: RunRecord, console: Console) -> None:
-    suites = {e.suite for e in registry.queries.evaluation_figures(run.id)}
+    suites = {e.suite for e in registry.results.evaluations(run.id, with_payload=False)}
     if any(suite.startswith("probe/") for suite in suites):
         from rlx.record import recorded_probes
 

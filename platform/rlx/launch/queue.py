@@ -95,11 +95,6 @@ def _is_live_job(run: RunRecord) -> bool:
     return run.status in ("queued", *ALIVE) and is_job(run)
 
 
-def _load_run_spec(run: RunRecord) -> ExperimentSpec:
-    """Loads the experiment from the run's folder, which `rlx resume --set` may have changed."""
-    return load_resolved_spec(locate_run_folder(run))
-
-
 @dataclass(frozen=True, slots=True)
 class _Watch:
     """A run that is silent by the clock of this machine.
@@ -142,7 +137,8 @@ class _Queue:
         full = False
         for run in self._waiting(mine):
             try:
-                spec = _load_run_spec(run)
+                # `rlx resume --set` may have changed the one in the run's folder.
+                spec = load_resolved_spec(locate_run_folder(run))
                 if not is_spec_of_run(spec, run):
                     raise EnvironmentFault("the folder here belongs to another registry's run")
                 if spec.runner.launcher.submits_jobs and self._only is not None:

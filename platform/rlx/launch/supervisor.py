@@ -594,17 +594,6 @@ class _Supervisor:
                 lambda: self._has_completed(writer),
                 lambda paused: self._record_pause(writer, paused=paused),
             )
-        if end.status == "finished" and self._spec.tracking.pictures:
-            from rlx.run import draw_run_pictures  # imported here: it takes a second
-
-            try:
-                draw_run_pictures(writer, self._run_id, self._folder)
-            except FencedError:
-                raise
-            except Exception as error:  # noqa: BLE001  (recorded: the results are valid without it)
-                message = f"the plots could not be drawn: {describe_error(error)}"
-                self._record_event(writer, "report_failed", message, level="error")
-                _print_traceback()
         return end
 
     def _send_heartbeat(self, writer: Registry) -> None:

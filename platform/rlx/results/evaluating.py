@@ -30,7 +30,6 @@ from rlx.home import format_path, get_rlx_home
 from rlx.launch import locate_run_folder, open_registry
 from rlx.model import compute_model_fingerprint
 from rlx.phase_setup import PhaseSetup, build_setup
-from rlx.plugin_calls import show_plugin_output
 from rlx.probe import (
     ProbeResult,
     RecordedProbe,
@@ -56,12 +55,12 @@ from rlx.run import (
     build_probe_context,
     build_probe_records,
     build_prompt_fit,
+    draw_held_out_problems,
     draw_over_steps,
     draw_probes,
     probe_problems,
     record_probe_results,
 )
-from rlx.seeding import derive_seed
 from rlx.spec import OWN_SUITE, ExperimentSpec, ProbeSpec, SetSpec, SuiteSpec
 from rlx.spec.reading import InvalidSpec, apply_overrides, label_refusal, read_suite
 from rlx.text import escape_unprintable, explain_write_errors
@@ -332,19 +331,15 @@ def _answer_batch(
     path = folder / f"{numbers.start:06d}_{len(numbers):03d}.json.gz"
     if (kept := _load_answer_batch(path)) is not None:
         return kept
-    data = derive_seed(suite.seed, "held out")
+    fit = build_prompt_fit(model.policy, setup)
     try:
-        with show_plugin_output(setup.spec.task.plugin):
-            drawn = build_prompt_fit(model.policy, setup).draw_held_out(
-                lambda n: setup.task.problem("test", n, data), numbers
-            )
+        drawn, seeds = draw_held_out_problems(fit, setup.task, suite.seed, numbers, "evaluation")
     except ValueError as error:  # no problem matches the task's options
         raise SpecError(str(error)) from error
     except OSError as error:
         raise EnvironmentFault(f"the task's data: {summarize_error(error)}") from error
     sampling = {"top_k": 1} if suite.greedy else {}
     plan = setup.plan.copy_with_sampling(suite.samples, **sampling)
-    seeds = [derive_seed(suite.seed, "evaluation", n) for n in drawn.numbers]
     dialogue = model.policy.dialogue
     host = build_rollout_host(setup, model.pool, model.policy)
     with model.sampler.session() as session:
@@ -496,8 +491,9 @@ def probe_model(
         setup = build_setup(spec)
         with load_model(spec, target.model) as model:
             context = build_probe_context(setup, model.policy, model.sampler, model.pool)
+            fit = build_prompt_fit(model.policy, setup)
             result = probe_problems(
-                settings, context, spec.seed, None, lambda at: show(at.done, at.total)
+                settings, context, fit, spec.seed, None, lambda at: show(at.done, at.total)
             )
     step = target.run.step if target.run else 0
     probes = build_probe_records(result, settings, spec.seed, step)

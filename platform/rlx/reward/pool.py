@@ -56,8 +56,6 @@ CONSTS.term_timeout = 60.0
 """Seconds in which a worker that is told to end may kill what its plugins started; the library's 3
 are too few on a busy machine."""
 
-_RENEW_AFTER = 1000  # chunks; limits the damage of a scorer with a slow memory leak
-
 _MAX_RESTARTS = 3
 """How often workers that died idle are started again in one call, and workers that something killed
 at each of their starts: a container out of memory, or someone who ends processes."""
@@ -123,7 +121,6 @@ class ChunkWorkers:
         context = _RememberingContext()
         self._pool = ProcessPool(
             max_workers=self._count,
-            max_tasks=_RENEW_AFTER,
             initializer=start_worker,
             context=context,
         )

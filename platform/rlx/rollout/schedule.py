@@ -16,7 +16,6 @@ from rlx.discovery import import_implementation
 from rlx.errors import PluginError, RlxError
 from rlx.plugin import Message, Problem, Schedule, TurnLevel, TurnSpec, find_answer_level
 from rlx.rollout.conversations import (
-    EnvironmentHost,
     EnvironmentPlan,
     build_talk,
     sample_conversations,
@@ -33,6 +32,7 @@ from rlx.rollout.dialogue import (
     may_close_think,
     read_turn,
 )
+from rlx.rollout.hosts import EnvironmentHost
 from rlx.rollout.tree import NO_PARENT, RolloutTree, Segment, find_hull, find_spans
 from rlx.seeding import derive_seed
 from rlx.spec import AgentRolloutSpec, MultiTurnRolloutSpec, RolloutSpec

@@ -9,7 +9,7 @@ the checks one by one, by name:
     def test_keeps_every_promise(check):
         check(my_reward)
 
-`rlx plugins check NAME` runs the same checks on an installed plugin or on a folder.
+`rlx plugins check NAME` runs the same checks on a plugin that is installed or in a file.
 """
 
 from importlib import import_module

@@ -247,7 +247,7 @@ def build_subject_plugin(subject: Subject, options: Mapping[str, Any] | None = N
         plugin = cls.model_validate_json(to_json(values), strict=True)
         inner = {
             option: {
-                key: build_plugin(_build_plugin_use(use), kind)  # type: ignore[arg-type]
+                key: build_plugin(PluginUse(**use.model_dump()), kind)  # type: ignore[arg-type]
                 for key, use in getattr(plugin, option).items()
             }
             for option, kind in cls.nested.items()
@@ -258,10 +258,6 @@ def build_subject_plugin(subject: Subject, options: Mapping[str, Any] | None = N
     except RlxError as error:
         raise AssertionError(f"cannot be built with the options {values}: {error}") from error
     return plugin.with_inner(inner) if inner else plugin
-
-
-def _build_plugin_use(use: Any) -> PluginUse:
-    return PluginUse(**use.model_dump())
 
 
 def bind_subject(subject: Any) -> Callable[..., Any]:

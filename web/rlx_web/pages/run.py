@@ -64,7 +64,7 @@ FindLink = Callable[[Sequence[RunRecord]], TrackerLink | None]
 def build_run_page(registry: Registry, ref: str, find_link: FindLink) -> dict[str, Any]:
     """The data of a run's page: status, charts, evaluations, probes, events, spec, commands."""
     record = registry.run(ref)
-    evaluations = registry.queries.evaluation_figures(record.id)
+    evaluations = registry.results.evaluations(record.id, with_payload=False)
     events = registry.results.events(record.id, limit=EVENTS)
     steps = registry.results.rollout_steps(record.id)
     tracker = find_link([record])
