@@ -1,12 +1,14 @@
 """What slow sessions cost a step, by the clock; `make bench BENCH=slow_sessions` runs it.
 
 Programs of agents, and live sessions of an environment, wait by sleeping; the model is a hash that
-sleeps for a batch. Also what an agent that forks its history has the learner compute.
+sleeps for a batch. Also what a judge in trouble costs, and what an agent that forks its history has
+the learner compute.
 """
 
 import hashlib
 import os
 import random
+import re
 import statistics
 import sys
 import time
@@ -22,6 +24,7 @@ from harness import row
 sys.path.insert(0, str(Path(__file__).parents[1]))
 sys.path.insert(0, str(Path(__file__).parents[1] / "system" / "agents"))
 
+from judge_server import JudgeServer
 from programs import cut, die, post
 from speech import Characters, Hashing
 
@@ -30,12 +33,13 @@ from rlx.batch import build_token_batch
 from rlx.learner import Ranks
 from rlx.learner.pack import RankMicroBatches
 from rlx.model import Vocabulary, build_vocabulary_dialogue
-from rlx.plugin import Action, Problem, Reply, StatefulEnvironment
-from rlx.reward import RewardPool, SessionHost
+from rlx.plugin import Action, Problem, Reply, Sample, StatefulEnvironment
+from rlx.reward import RewardJob, RewardPool, SessionHost
 from rlx.rollout import RolloutTree, build_rollout_plan, sample_rollout_trees
 from rlx.spec import AgentRolloutSpec, EnvironmentRolloutSpec
+from rlx_plugins.judge import Judge
 
-__all__ = ["forked_history", "slow_sessions"]
+__all__ = ["forked_history", "slow_sessions", "troubled_judge"]
 
 PROBLEMS, COUNT, TURNS = 4, 5, 8
 USUAL, SLOW = 0.5, 5.0
@@ -44,6 +48,8 @@ MANY, MANY_TURNS = 20, 3
 """Problems of ten sessions each, and their turns, where only some are disturbed."""
 PER_BATCH = 0.05
 PATIENCE = 0.1
+JUDGEMENTS, AT_ONCE, TRY_SECONDS = 1000, 64, 4.0
+TROUBLES = ("429", "500", "garbage", "form", "cut", "never")
 DIALOGUE = build_vocabulary_dialogue(Vocabulary.build_bytes())
 FOLDERS = [str(Path(__file__).parent), *sys.path[:2]]
 """Where the processes that run programs find their modules."""
@@ -227,6 +233,59 @@ def _time_undisturbed(starter: ProgramStarter, patience: float | None, *what: st
     trees = sample_agents(problems, starter, 10, MANY_TURNS, patience)
     ends = [tree.segments[at].info for tree in trees for at in tree.policy_segments]
     return [info["seconds"] for info in ends if info.get("what") == "steady"]
+
+
+# Judges -------------------------------------------------------------------------------------------
+
+
+def plan_troubles(number: int) -> list[str]:
+    """Up to two troubles before the reply to a prompt."""
+    rng = random.Random(number)
+    return [rng.choice(TROUBLES) for share in (0.3, 0.14) if rng.random() < share]
+
+
+def draw_reply_seconds(number: int) -> float:
+    """Seconds that a reply to a prompt takes."""
+    return random.Random(f"{number} takes").uniform(0.5, 2.5)
+
+
+def find_number(prompt: str) -> int:
+    """The number in a prompt."""
+    return int(re.search(r"answer number (\d+)", prompt)[1])
+
+
+def troubled_judge() -> list[dict]:
+    """Judgements by a server in trouble, beside what its replies take at best."""
+    server = JudgeServer(
+        lambda prompt: f'{{"score": {find_number(prompt) % 11}}}',
+        lambda prompt: plan_troubles(find_number(prompt)),
+        lambda prompt: draw_reply_seconds(find_number(prompt)),
+    )
+    judge = Judge(
+        model="m", base_url=server.url, key=None, at_once=AT_ONCE, try_seconds=TRY_SECONDS
+    )
+    samples = [
+        Sample(id="a", problem={"question": "?"}, turn="a", number=1, response=f"answer number {n}")
+        for n in range(JUDGEMENTS + 1)
+    ]
+    jobs = [RewardJob(judge, (sample,), 600.0) for sample in samples]
+    with RewardPool(1, 1024) as pool:
+        pool.score(jobs[-1:])  # starts the process
+        begun = time.monotonic()
+        outcomes = pool.score(jobs[:-1])
+        took = time.monotonic() - begun
+    server.close()
+    values = [outcome.verdicts[0].value for outcome in outcomes]
+    assert values == [number % 11 / 10 for number in range(JUDGEMENTS)]
+    best, tries = 0.0, 0
+    for number in range(JUDGEMENTS):
+        troubles = plan_troubles(number)
+        replies = 1 + troubles.count("form")
+        best += draw_reply_seconds(number) * replies + TRY_SECONDS * troubles.count("never")
+        tries += 1 + len(troubles)
+    best /= AT_ONCE
+    text = f"{AT_ONCE} at a time without a pause, {best:.1f} s for {tries} tries"
+    return [row("troubled_judge", [took / best], f"{text}; it took {took:.1f} s", "times as long")]
 
 
 # Forks --------------------------------------------------------------------------------------------

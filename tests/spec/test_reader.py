@@ -133,6 +133,21 @@ def test_patience_is_read_where_earlier_runs_had_it():
     assert ExperimentSpec.from_record({**tree, "rollout": rollout}) == spec
 
 
+def test_settings_that_are_gone_are_read_where_they_meant_what_rlx_does():
+    changes = ["rollout.max_prompt_tokens={limit: 200}", "runner.launcher=ray"]
+    spec = read_spec(RLCR, changes).spec
+    tree = spec.dump_resolved()
+    tree["rollout"]["max_prompt_tokens"]["on_longer"] = "drop"
+    tree["runner"]["engine"] = "deepspeed"
+    tree["runner"]["launcher"]["resources"] = {}
+    tree["tracking"]["pictures"] = True
+    assert ExperimentSpec.from_record(tree) == spec
+    assert spec.digest == "ab9e85ed3a9cb97e", "as when it had `on_longer: drop`"
+    tree["rollout"]["max_prompt_tokens"]["on_longer"] = "truncate"
+    with pytest.raises(SpecError, match=r"has rollout\.max_prompt_tokens\.on_longer"):
+        ExperimentSpec.from_record(tree)
+
+
 def test_every_value_knows_its_origin():
     read = read_spec(RLCR, ["loss.dual_clip=null", "runner.device=cpu"])
     lines = RLCR.read_text().splitlines()

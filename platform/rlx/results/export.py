@@ -299,17 +299,14 @@ def _write_text(
         for record in run.plugins
         for name, digest in (record.get("data") or {}).items()
     )
-    needs = ["the same versions"]
-    if spec["model"].get("path"):
-        needs.append(f"for the whole training {base}")
-    if data:
-        needs.append("its data files, where the experiment names them")
-    last = f" and {needs.pop()}" if len(needs) > 1 else ""
-    yield f"In this folder, with {', '.join(needs)}{last} (`{FIGURES}` names the versions):\n"
+    needs = " and its data files, where the experiment names them" if data else ""
+    yield f"In this folder, with the same versions (`{FIGURES}` has them){needs}:\n"
     yield "```bash"
     yield f"rlx eval . --spec {EXPERIMENT}    # the figures of this model"
     yield f"rlx submit {EXPERIMENT}           # the whole training"
     yield "```\n"
+    if spec["model"].get("path"):
+        yield f"The training begins with {base}, which is not part of this folder.\n"
     if spec.get("from_checkpoint"):
         yield f"The training began with a checkpoint of another run, {spec['from_checkpoint']}.\n"
     if data:
