@@ -6,36 +6,17 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 
-import psutil
 from patience import find_free_port, stop_process, wait_until
 
-__all__ = ["Dashboard", "dashboard"]
+__all__ = ["dashboard"]
 
 START = "import sys; from rlx.cli import main; sys.exit(main())"
 
 
-@dataclass(frozen=True, slots=True)
-class Dashboard:
-    """A dashboard that serves."""
-
-    port: int
-    process: psutil.Process
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
-
-    def cpu(self) -> float:
-        """Seconds that it has spent so far, of every thread."""
-        times = self.process.cpu_times()
-        return float(times.user + times.system)
-
-
 @contextmanager
-def dashboard(registry: str) -> Iterator[Dashboard]:
-    """Starts `rlx web` on a registry, and ends it. Nothing has been asked of it before."""
+def dashboard(registry: str) -> Iterator[str]:
+    """Starts `rlx web` on a registry, yields its address, and ends it."""
     port = find_free_port()
     # Other work may have pinned the number of threads; a dashboard has its own.
     command = [sys.executable, "-c", START, "web", "--no-token", "--port", str(port)]
@@ -44,7 +25,7 @@ def dashboard(registry: str) -> Iterator[Dashboard]:
     )
     try:
         wait_until("rlx web to serve", lambda: _accepts_connections(process, port))
-        yield Dashboard(port, psutil.Process(process.pid))
+        yield f"http://127.0.0.1:{port}"
     finally:
         stop_process(process)
 

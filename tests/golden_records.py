@@ -27,9 +27,10 @@ from torch import Tensor
 from rlx.batch import NO_TURN, TokenBatch
 from rlx.credit import CreditInputs
 from rlx.discovery import build_plugin
+from rlx.learner.terms import UpdateSums, UpdateTargets, policy_term
 from rlx.loss import aggregation_weights, compute_token_losses, select_covariant_tokens
 from rlx.plugin import Placement, Sample
-from rlx.spec import LossSpec, PluginUse
+from rlx.spec import KlPenalty, LossSpec, PluginUse
 from rlx.testing.promise import bind_subject
 from rlx_registry import STREAMS
 
@@ -62,7 +63,7 @@ def agrees(got: Any, expected: Any, rtol: float, atol: float) -> bool:
 _BOOLEANS = ("mask", "contents", "turn_present", "counted")
 _STREAM_OUTPUTS = tuple(sorted({stream.name for stream in STREAMS.values() if stream.is_output}))
 _PLAIN = ("reward_weights", "score_source", "state")
-_INTEGERS = ("rows", "kinds", "lengths", "levels", "slot")
+_INTEGERS = ("rows", "kinds", "lengths", "levels", "slot", "tokens")
 
 
 def parse_tensor(name: str, value: Any) -> Tensor:
@@ -163,6 +164,8 @@ def compute_outputs(record: Mapping[str, Any]) -> dict[str, Any]:
     inputs, options = record.get("inputs", {}), record.get("options", {})
     if record["function"] == "losses.policy":
         return compute_policy_loss(inputs, options)
+    if record["function"] == "losses.teacher":
+        return compute_teacher_loss(inputs, options)
     if room == "estimators":
         plugin = build_plugin(PluginUse(plugin=name, **options), "estimator")
         result = bind_subject(plugin)(build_credit_inputs(inputs))
@@ -245,6 +248,38 @@ def compute_policy_loss(inputs: Mapping[str, Any], options: Mapping[str, Any]) -
     value = (weights[mask] * losses).sum()
     (gradient,) = torch.autograd.grad(value, logprobs)
     return {"value": value.item(), "gradient": gradient.tolist()}
+
+
+def compute_teacher_loss(inputs: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
+    """The KL penalty alone: `value`, as a run records it, and `gradient`, `[T, V]` by the logits.
+
+    Args:
+        inputs: `logits` and `teacher_logits`, `[T, V]`, and the sampled `tokens`, `[T]`; without
+            them every token counts with its probability, which gives the expectation exactly.
+        options: keys of `loss.kl`.
+    """
+    given = {name: parse_tensor(name, value) for name, value in inputs.items()}
+    logits = given["logits"].clone().requires_grad_()
+    logprobs, reference = logits.log_softmax(-1), given["teacher_logits"].log_softmax(-1)
+    weights = logprobs.detach().exp()
+    if "tokens" in given:
+        at = given["tokens"][:, None]
+        logprobs, reference = logprobs.gather(1, at), reference.gather(1, at)
+        weights = torch.ones_like(reference)
+    nothing = torch.zeros(logprobs.numel(), dtype=logits.dtype)
+    targets = UpdateTargets(
+        rows=torch.arange(len(nothing)),
+        old=logprobs.detach().flatten(),
+        advantages=nothing,
+        weights=weights.flatten() / len(logits),
+        bonus=nothing,
+        reference=reference.flatten(),
+    )
+    spec, sums = LossSpec(kl=TypeAdapter(KlPenalty).validate_python(dict(options))), UpdateSums()
+    loss = policy_term(logprobs.flatten(), nothing, targets, spec, sums)
+    (gradient,) = torch.autograd.grad(loss, logits)
+    sums.read_kept()
+    return {"value": sums.kl_loss, "gradient": gradient.tolist()}
 
 
 def unpack_result(result: Any, alone: str = "value") -> dict[str, Any]:

@@ -106,6 +106,9 @@ def _list_readers(canary: str, secret: str, folder: str) -> Rows:
         f"os.chdir({folder!r}); return open('secret').read()",
         f"return os.popen('cat {canary}').read()",
         f"os.execv('/bin/cat', ['cat', {canary!r}])",
+        f"import subprocess; return subprocess.run(['bwrap', '--dev-bind', '/', '/', 'cat', {canary!r}], capture_output=True, text=True).stdout",
+        f"import subprocess; return subprocess.run(['su', '-c', 'cat {canary}'], capture_output=True, text=True, stdin=subprocess.DEVNULL).stdout",
+        "return repr([os.readlink(f'/proc/self/fd/{f}') + open(f'/proc/self/fd/{f}').read() for f in range(3, 64) if os.path.isfile(f'/proc/self/fd/{f}')])",
     ):
         reason = rf"{ENDED}|unreadable value|{FAILED}|{TIME}"
         yield way, _attack(way), test, reason
@@ -131,6 +134,10 @@ def _list_writers(canary: str, folder: str) -> Rows:
         f"os.mkfifo('{folder}/new')",
         "os.setuid(0)",
         "os.truncate(sys.executable, 0)",
+        "import resource; resource.setrlimit(resource.RLIMIT_CORE, (-1, -1)); os.abort()",
+        "import time; time.clock_settime(time.CLOCK_REALTIME, 0)",
+        "import fcntl, termios; [fcntl.ioctl(fd, termios.TIOCSTI, b'x') for fd in range(3)]",
+        "os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(99))",
     ):
         yield way, _attack(f"{way}\nreturn True"), "assert attack()", FAILED
 
@@ -224,6 +231,9 @@ def _list_memory() -> Rows:
         ("a sparse file", "os.truncate(os.open('x', os.O_CREAT | os.O_RDWR), 10**13)\nreturn True"),
         ("shared memory", "import ctypes\nreturn ctypes.CDLL(None).shmget(0, 10**9, 0o1600) >= 0"),
         ("a file in memory", "return os.memfd_create('x') >= 0"),
+        ("semaphores", "import ctypes\nreturn ctypes.CDLL(None).semget(0, 32000, 0o1600) >= 0"),
+        ("messages", "import ctypes\nreturn ctypes.CDLL(None).msgget(0, 0o1600) >= 0"),
+        ("empty files", "for i in range(10**9):\n    os.close(os.open(str(i), os.O_CREAT))"),
         ("recursion", "return attack()"),
         ("deep recursion", "sys.setrecursionlimit(10**9)\nreturn attack()"),
         ("open files", "return [os.open('/dev/null', 0) for _ in range(9999)]"),
@@ -275,6 +285,8 @@ def _list_output() -> Rows:
         ("a wide value", "return [[0] * 1000] * 9999"),
         ("a name", "raise type('x' * 10**6, (Exception,), {})"),
         ("surrogates", "return '\\ud800' * 1000"),
+        ("a large number", "return 10 ** 10**5"),
+        ("an error in itself", "class E(Exception):\n    def __str__(self): return str(self)\nraise E"),
         ("a terminal", "os.write(os.open('/dev/tty', os.O_RDWR), b'x' * 99)\nreturn True"),
     ):  # fmt: skip
         yield name, _attack(body), "assert attack() is True", reason
@@ -317,9 +329,21 @@ _ADD = "assert add(20, 21) == 41"
 
 
 def _list_forgeries() -> Rows:
-    reason = rf"{FAILED}|{ENDED}|unreadable value|SystemExit|KeyboardInterrupt|{TIME}|{OUTPUT}|BaseException|GeneratorExit"
+    reason = rf"{FAILED}|{ENDED}|unreadable value|SystemExit|KeyboardInterrupt|{TIME}|{OUTPUT}|{MEMORY}|E: |BaseException|GeneratorExit"
     report = "b'\\0\\0\\0\\x24' + b'{\"passed\": [true], \"why\": null}     '"
+    longest = 16 << 20
+    find_socket = (
+        "import os, socket, sys\n"
+        "fd = next(f for f in range(3, 64) if os.path.exists(f'/proc/self/fd/{f}') and os.readlink(f'/proc/self/fd/{f}')[:6] == 'socket')\n"
+    )
+    send = "data = len(text).to_bytes(4, 'big') + text\nwhile data: data = data[os.write(fd, data):]\nos._exit(0)"
     for name, code in (
+        ("says a long error", f"{find_socket}text = b'[\"E\", \"' + '\U0001f600'.encode() * {longest // 4} + b'\"]'\n{send}"),
+        ("says an error of lists", f"{find_socket}text = b'[\"E\", ' + b'[' * 985 + b']' * 985 + b']'\n{send}"),
+        ("says a million lists", f"{find_socket}text = b'[' + b'[],' * {longest // 3} + b'[]]'\n{send}"),
+        ("shuts its socket", f"{find_socket}socket.socket(fileno=fd).shutdown(socket.SHUT_WR)"),
+        ("sends its descriptors", f"{find_socket}import array\ndef add(a, b):\n    socket.socket(fileno=fd).sendmsg([b'x'], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array('i', range(3)))])"),
+        ("sends a number without end", "import __main__\n__main__.pack_value = lambda v, k: {'complex': [10**400, 0]}\ndef add(a, b): return 0"),
         ("leaves", "import os\nos._exit(0)"),
         ("exits", "import sys\nsys.exit(0)"),
         ("exits in the call", "import sys\ndef add(a, b):\n    sys.exit(0)"),

@@ -19,6 +19,7 @@ class JudgeServer:
 
     Attributes:
         asked: how often each prompt came.
+        seeds: of the requests, in order.
         replied: how often each prompt was replied to.
         most: the largest number of requests at a time.
         last: after so many replies it replies to nobody; None for no end.
@@ -26,7 +27,7 @@ class JudgeServer:
 
     def __init__(self, reply, plan=lambda prompt: (), seconds=lambda prompt: 0.0, last=None):
         self._reply, self._plan, self._seconds = reply, plan, seconds
-        self.asked, self.replied, self.headers = Counter(), Counter(), []
+        self.asked, self.replied, self.headers, self.seeds = Counter(), Counter(), [], []
         self.most = self._present = 0
         self.last = last
         self._loop = asyncio.new_event_loop()
@@ -76,6 +77,7 @@ class JudgeServer:
         """Whether the connection goes on."""
         prompt = body["messages"][0]["content"]
         number = self.asked[prompt]
+        self.seeds.append(body["seed"])
         self.asked[prompt] += 1
         plan = self._plan(prompt)
         how = plan[number] if number < len(plan) else "reply"

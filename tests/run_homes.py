@@ -8,7 +8,7 @@ from typing import Any
 from rlx_registry import Registry, RunRecord, read_body
 
 RLCR = Path(__file__).parents[1] / "experiments" / "rlcr.yaml"
-QUIET = {"tracking.mlflow": "null", "tracking.pictures": "false"}
+QUIET = {"tracking.mlflow": "null"}
 """What few tests ask for."""
 TINY = {
     "model.hidden_size": 32,

@@ -26,7 +26,7 @@ from rlx_registry import Registry, RunRecord
 
 SHELF = Path("experiments/shelf")
 KEPT = ROOT / SHELF / "results"
-UNTRACKED = {"tracking.mlflow": "null", "tracking.pictures": "false", "tracking.rollouts": "none"}
+UNTRACKED = {"tracking.mlflow": "null", "tracking.rollouts": "none"}
 """Tracking that the shelf does not need; it does not affect training."""
 
 

@@ -33,10 +33,7 @@ STUDY = Path("experiments/study")
 SUITE = str(STUDY / "suites" / "study.yaml")
 KEPT = ROOT / STUDY / "results"
 AT_ONCE = max(1, (os.cpu_count() or 1))
-UNTRACKED = (
-    "--set=tracking.mlflow=null",
-    "--set=tracking.pictures=false",
-)
+UNTRACKED = ("--set=tracking.mlflow=null",)
 """Tracking that a study of a hundred runs does not need; it does not affect training. Rollouts are
 recorded, 10 MB for a run, so that the runs can be rescored."""
 METRICS = (
@@ -294,7 +291,7 @@ def kept_as(run: RunRecord) -> Path:
 def describe(known: Registry, run: RunRecord) -> Iterator[dict[str, Any]]:
     """What tables and pictures need of a run, a line each."""
     yield {"change": "run", "at": run.created, "with": {name: getattr(run, name) for name in OWN}}
-    for name in known.list_run_groups(run.id):
+    for name in known.queries.groups([run.id])[run.id]:
         yield {"change": "grouped", "with": {"name": name}}
     steps: dict[int, dict[str, float]] = {}
     for name, points in known.results.metrics(run.id).items():

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from html import escape
+from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -174,23 +175,36 @@ class Run:
         return self
 
     def export(
-        self, folder: Path | str, *, step: int | None = None, report: Report = log_report
+        self,
+        folder: Path | str,
+        *,
+        step: int | None = None,
+        card: bool = False,
+        with_data: bool = False,
+        report: Report = log_report,
     ) -> Path:
         """Writes the run's model to a new folder, in the Hugging Face layout, and returns it.
 
         Args:
             folder: the new folder.
             step: of the checkpoint; None takes the newest that is sound, or the trained model.
+            card: also write a card, with the experiment and its figures.
+            with_data: with a card: copy the task's data files too.
             report: called with the checkpoints that are not sound.
 
         Raises:
             SpecError: the folder exists, or no checkpoint can be exported.
         """
-        from rlx.results import export_model  # imports torch
+        if with_data and not card:
+            raise SpecError("with_data belongs to card")
+        from rlx.results import export_model, write_card  # imports torch
 
-        at = None if step is None else str(step)
+        at, target = None if step is None else str(step), Path(folder)
         with open_registry(self.registry) as registry:
-            export_model(registry, registry.run(self.id), Path(folder), at, report)
+            found = registry.run(self.id)
+            written = export_model(registry, found, target, at, report)
+            if card:
+                write_card(registry, found, written, target, with_data=with_data)
         return Path(folder)
 
     def check(self, step: int | None = None) -> "AuditReport":
@@ -391,7 +405,7 @@ def _build_resumed_spec(run: RunRecord, overrides: tuple[str, ...]) -> Experimen
     if not is_spec_of_run(read.spec, run):
         raise SpecError(
             f"{run.id} would be another experiment: only `runner`, `tracking` and "
-            "`rollout.max_prompt_tokens.on_longer` can change; "
+            "`rollout.max_prompt_tokens` can change; "
             f"for the rest: rlx submit SPEC --from-checkpoint {run.id}@latest"
         )
     require_same_past(read.spec, run)
@@ -480,7 +494,8 @@ class Experiment:
         rehearse: bool = True,
         anyway: bool = False,
     ) -> Run:
-        """Records a run and starts it in the background, where it outlives this process.
+        """Records a run and starts it in the background, where it outlives this process; logs
+        warnings.
 
         Args:
             again: run even if the same spec and seed have finished or are active; otherwise that
@@ -505,6 +520,8 @@ class Experiment:
 
             (warnings,) = run_rehearsal_checks([(read, plugins)], elsewhere=elsewhere)
             plugins = replace(plugins, warnings=plugins.warnings + warnings)
+        for warning in plugins.warnings:
+            log_report(str(warning), err=True)
         with open_registry(url, read_only=False) as registry:
             run, _ = start_experiment(
                 registry, read, plugins, again=again, queue=queue, anyway=anyway
@@ -522,6 +539,22 @@ class ExperimentPlan:
     def findings(self) -> tuple[Diagnostic, ...]:
         """Errors and warnings."""
         return self.report.findings
+
+    def __str__(self) -> str:
+        """The verdict and what was found, as `rlx plan` prints them."""
+        from rich.console import Console
+
+        from rlx.plan import show_plan
+
+        out = StringIO()
+        plain = Console(file=out, width=100, force_terminal=False, force_jupyter=False)
+        show_plan(self.report, (), plain, full=False)
+        verdict = "\n".join(line.rstrip() for line in out.getvalue().splitlines())
+        return "\n\n".join([verdict, *map(str, self.findings)])
+
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        """Shows it in a notebook."""
+        printer.text(str(self))
 
     def tokens(self) -> "pd.DataFrame":
         """One row per token: its author, rewards, advantage and weight in the loss.

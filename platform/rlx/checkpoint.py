@@ -12,12 +12,11 @@ This module does not import torch at the top level, because submissions read che
 
 import json
 import os
-import re
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any
 
 from rlx import __version__
 from rlx.errors import DivergedModelError, RlxError
@@ -25,15 +24,14 @@ from rlx.home import RunFolder
 from rlx.importing import speed_up_imports
 from rlx.sealed_folder import (
     CheckpointError,
-    ComputeDigests,
     check_sealed_folder,
     clear_staging_folder,
-    compute_digests,
     compute_manifest_digest,
     copy_sealed_folder,
     get_staging_folder,
     list_files,
     seal_folder,
+    sync_folder,
     write_canonical_json,
 )
 from rlx.spec import ExperimentSpec, KeyPath, RunnerSpec
@@ -46,7 +44,7 @@ from rlx.spec.reading import (
     locate_diagnostic,
 )
 from rlx.text import escape_unprintable
-from rlx_registry import AmbiguousNameError, NotFoundError, Registry, RunRecord, sync_to_disk
+from rlx_registry import AmbiguousNameError, NotFoundError, Registry, RunRecord
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -131,7 +129,7 @@ def write_checkpoint(
     *,
     keep: int,
 ) -> SavedCheckpoint | None:
-    """Writes a checkpoint and removes old ones; every rank must call it, and hashes its files.
+    """Writes a checkpoint and removes old ones; every rank must call it.
 
     Args:
         root: folder of the run's checkpoints.
@@ -155,12 +153,12 @@ def write_checkpoint(
     learner.save(aside / POLICY)
     if critic is not None:
         critic.save(aside / CRITIC)
-    ranks.barrier()
-    digests = hash_written_files(aside, ranks)
+    sync_folder(aside)
+    written = {name for share in ranks.gather(list_files(aside)) for name in share}
     if not ranks.is_first:
         return None
     write_canonical_json(aside / STATE, asdict(state))
-    seal_folder(folder, digests)
+    seal_folder(folder, written)
     there = list_checkpoint_steps(root)
     later = [step for step in there if step > state.step]  # rejected when the run resumed
     old = [step for step in there if step <= state.step][keep:]
@@ -183,10 +181,7 @@ def list_checkpoint_steps(root: Path) -> list[int]:
 
 
 def find_newest_checkpoint(
-    root: Path,
-    recorded: Recorded,
-    tell: Callable[[str], None],
-    compute: ComputeDigests | None = None,
+    root: Path, recorded: Recorded, tell: Callable[[str], None]
 ) -> Path | None:
     """The newest undamaged checkpoint; None if there is none.
 
@@ -194,12 +189,11 @@ def find_newest_checkpoint(
         root: folder of the run's checkpoints.
         recorded: their digests in the registry.
         tell: called with a message for every checkpoint that is rejected.
-        compute: as in `check_sealed_folder`.
     """
     for step in list_checkpoint_steps(root):
         folder = root / folder_name(step)
         try:
-            check_sealed_folder(folder, recorded.get(step), compute)
+            check_sealed_folder(folder, recorded.get(step))
         except CheckpointError as error:
             tell(f"checkpoint {folder.name} is not used: {error}")
         else:
@@ -317,90 +311,6 @@ def load_checkpoint(
     learner.load(folder / POLICY, universal=universal)
     if critic is not None:
         critic.load(folder / CRITIC, universal=universal)
-
-
-Found = TypeVar("Found")
-_Share = dict[Path, str] | CheckpointError | OSError
-OF_RANK = re.compile(r"(?:bf16_)?zero_pp_rank_(\d+)_")
-"""How the names of DeepSpeed's files of one rank begin; rank 0 writes all others."""
-
-
-def hash_written_files(folder: Path, ranks: "Ranks") -> dict[str, str]:
-    """Syncs and hashes the files of a folder, each by the rank that wrote it; every rank calls it
-    when all have written.
-
-    Returns:
-        SHA-256 in hex by path in the folder; the same on every rank.
-
-    Raises:
-        CheckpointError, OSError: a rank cannot read or sync its files; raised on every rank.
-    """
-    own = [folder / name for name in list_files(folder) if _is_own(name, ranks)]
-    share = _try_digests(own, sync=True)
-    if isinstance(share, dict):  # ranks on several disks have different paths of the folder
-        share = {path.relative_to(folder): digest for path, digest in share.items()}
-    return {str(name): digest for name, digest in _merge(ranks.gather(share)).items()}
-
-
-def find_by_shared_hashing(find: Callable[[ComputeDigests], Found], ranks: "Ranks") -> Found:
-    """Returns on every rank what `find` returns on rank 0; the others hash their
-    share of the files whose digests it asks for.
-
-    Raises:
-        CheckpointError: `find` raised it; raised on every rank.
-    """
-    found: Found | CheckpointError | None = None
-
-    def compute_share(wanted: Iterable[Path]) -> list[_Share]:
-        return ranks.gather(_try_digests(p for p in wanted if _is_own(p.name, ranks)))
-
-    if not ranks.is_first:
-        while (wanted := ranks.gather(None)[0]) is not None:
-            compute_share(wanted)
-
-    def compute_together(files: Iterable[Path]) -> list[str]:
-        wanted = list(files)
-        ranks.gather(wanted)
-        digests = _merge(compute_share(wanted))
-        return [digests[path] for path in wanted]
-
-    if ranks.is_first:
-        try:
-            found = find(compute_together)
-        except CheckpointError as error:
-            found = error
-        ranks.gather(None)
-    outcome = ranks.gather(found)[0]
-    if isinstance(outcome, CheckpointError):
-        raise outcome
-    return cast("Found", outcome)
-
-
-def _is_own(name: str, ranks: "Ranks") -> bool:
-    """Whether this rank hashes a file: the one that wrote it; each file is one rank's own, also
-    after their number has changed."""
-    named = OF_RANK.match(Path(name).name)
-    return (int(named[1]) % ranks.count if named else 0) == ranks.rank
-
-
-def _try_digests(files: Iterable[Path], *, sync: bool = False) -> _Share:
-    """Digests by file, or why one cannot be synced or read, for the other ranks."""
-    paths = list(files)
-    try:
-        for path in paths if sync else ():
-            sync_to_disk(path)
-        return dict(zip(paths, compute_digests(paths), strict=True))
-    except (CheckpointError, OSError) as error:
-        return error
-
-
-def _merge(shares: Sequence[_Share]) -> dict[Path, str]:
-    merged: dict[Path, str] = {}
-    for share in shares:
-        if isinstance(share, CheckpointError | OSError):
-            raise share
-        merged |= share
-    return merged
 
 
 def write_weights(

@@ -4,7 +4,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Collection, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -17,9 +17,6 @@ MANIFEST = "manifest.json"
 
 
 PART = ".part"
-
-
-ComputeDigests = Callable[[Iterable[Path]], list[str]]
 
 
 class CheckpointError(RlxError):
@@ -44,42 +41,40 @@ def clear_staging_folder(folder: Path) -> Path:
     return aside
 
 
-def seal_folder(folder: Path, known: Mapping[str, str] | None = None) -> None:
+def seal_folder(folder: Path, written: Collection[str] = ()) -> None:
     """Writes the staging folder's manifest, syncs it to disk, and renames it to `folder`.
 
     Args:
         folder: the sealed folder.
-        known: digests of files that have been computed already, by their path in the folder.
+        written: paths of files that other processes have written into the staging folder.
 
     Raises:
-        CheckpointError: a file whose digest is known is not there.
+        CheckpointError: such a file is not there.
     """
     aside = get_staging_folder(folder)
-    write_manifest(aside, known)
+    write_manifest(aside, written)
     _move_into_place(aside, folder)
 
 
-def write_manifest(folder: Path, known: Mapping[str, str] | None = None) -> None:
+def write_manifest(folder: Path, written: Collection[str] = ()) -> None:
     """Writes the digests of a folder's files into it.
 
     Args:
         folder: without a manifest.
-        known: as in `seal_folder`.
+        written: as in `seal_folder`.
 
     Raises:
-        CheckpointError: a file whose digest is known is not there.
+        CheckpointError: such a file is not there.
     """
-    digests = dict(known or {})
-    there = list_files(folder)
     # By name: the listing of a network disk may be older than a file.
-    if missing := [name for name in sorted(digests) if not (folder / name).is_file()]:
+    if missing := [name for name in sorted(written) if not (folder / name).is_file()]:
         raise CheckpointError(
             f"{missing[0]} was written by another rank, but is not in {folder}: its folder must be "
             "on a disk that all machines of the run share"
         )
-    rest = [name for name in there if name not in digests]
-    found = compute_digests(folder / name for name in rest)
-    write_canonical_json(folder / MANIFEST, digests | dict(zip(rest, found, strict=True)))
+    names = sorted({*written, *list_files(folder)})
+    digests = _compute_digests(folder / name for name in names)
+    write_canonical_json(folder / MANIFEST, dict(zip(names, digests, strict=True)))
 
 
 def list_files(folder: Path) -> list[str]:
@@ -97,9 +92,7 @@ def compute_manifest_digest(folder: Path) -> str:
     return _compute_sha256(folder / MANIFEST)
 
 
-def check_sealed_folder(
-    folder: Path, sha256: str | None = None, compute: ComputeDigests | None = None
-) -> None:
+def check_sealed_folder(folder: Path, sha256: str | None = None) -> None:
     """Verifies every file against the manifest, and the manifest against `sha256` if given.
 
     Symbolic links are refused, so no file outside the folder is ever read.
@@ -107,7 +100,6 @@ def check_sealed_folder(
     Args:
         folder: the sealed folder.
         sha256: recorded digest of the manifest.
-        compute: computes digests of files, as `compute_digests`, which is used if None.
 
     Raises:
         CheckpointError: a file is missing, changed, not in the manifest, or a symbolic link.
@@ -117,7 +109,7 @@ def check_sealed_folder(
     there = {str(p.relative_to(folder)) for p in folder.rglob("*") if not p.is_dir()} - {MANIFEST}
     if odd := sorted(there.symmetric_difference(manifest)):
         raise CheckpointError(f"{odd[0]} is {'missing' if odd[0] in manifest else 'no part of it'}")
-    found = (compute or compute_digests)(folder / name for name in manifest)
+    found = _compute_digests(folder / name for name in manifest)
     for (name, digest), now in zip(manifest.items(), found, strict=True):
         if now != digest:
             raise CheckpointError(f"{name} has changed since it was written")
@@ -188,7 +180,7 @@ def _read_manifest(folder: Path) -> dict[str, str]:
     return manifest
 
 
-def compute_digests(files: Iterable[Path]) -> list[str]:
+def _compute_digests(files: Iterable[Path]) -> list[str]:
     """Hashes files side by side: a large model's ranks write a file of many gigabytes each.
 
     Returns:

@@ -167,10 +167,6 @@ class PassOn(Reward):
         _build_confidence_example("no turn below has it", "17=17", None),
     )
 
-    def is_solution(self, sample: Sample) -> bool:
-        """True: the value does not depend on the response."""
-        return True
-
     def score(self, sample: Sample) -> Score | None:
         """Returns what it reads."""
         return None if sample.of is None else Score(sample.of)

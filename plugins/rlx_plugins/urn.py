@@ -116,10 +116,6 @@ class UrnDrawn(Reward):
         _build_urn_example("no answer", 1.0, response="red!"),
     )
 
-    def is_solution(self, sample: Sample) -> bool:
-        """Whether red was drawn: a response cannot change it."""
-        return bool(sample.problem["drawn"] == 1)
-
     def score(self, sample: Sample) -> Score:
         """Returns what was drawn."""
         return Score(float(sample.problem["drawn"]))
@@ -149,10 +145,6 @@ class UrnPicked(Reward):
         _build_pick_example("no number", 0.0, "<answer>five</answer>"),
         _build_pick_example("no answer", 0.0, "5"),
     )
-
-    def is_solution(self, sample: Sample) -> bool:
-        """Whether a red ball is named."""
-        return self.score(sample).value == 1.0
 
     def score(self, sample: Sample) -> Score:
         """Looks the ball up."""

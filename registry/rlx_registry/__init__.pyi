@@ -15,6 +15,7 @@ from .queries import IDLE_STEPS, Curve, EvaluationFigures, RolloutQuery, RunFilt
 from .records import (
     ENDED,
     HEARTBEAT_LIMIT,
+    LIVING,
     RESUMED,
     STATUSES,
     ArtifactRecord,
@@ -66,6 +67,7 @@ __all__ = [
     "HEARTBEAT_LIMIT",
     "IDLE_STEPS",
     "INDEX_COLUMN",
+    "LIVING",
     "RESUMED",
     "STATUSES",
     "STREAMS",

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from sqlalchemy import Connection, and_, delete, insert, not_, select
 
 from rlx_registry import models
-from rlx_registry.database import Database, acquire_named_lock, format_run_id
+from rlx_registry.database import acquire_named_lock, format_run_id
 from rlx_registry.errors import DevicesBusyError
 from rlx_registry.records import DeviceRecord, DeviceRequest
 from rlx_registry.states import change_run_status, is_lost
@@ -20,22 +20,6 @@ HOLDER = and_(
     models.run.c.attempt == models.device.c.attempt,
     models.run.c.status == "running",
 )
-
-
-class Machines:
-    """The devices held by runs."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
-
-    def devices(self, host: str | None = None) -> list[DeviceRecord]:
-        """Returns the devices currently held, of one machine or of all, sorted by name.
-
-        A run holds a device exactly as long as it is running, not lost, and at the attempt that
-        took the device; there is no call to release one.
-        """
-        with self._database.open_reader() as connection:
-            return list_held_devices(connection, host)
 
 
 def claim_devices(

@@ -1,22 +1,21 @@
 """Queries for pages and lists: many runs at once, downsampled curves, and pages of rollouts.
 
 Every query is an index seek or an index range and loads no bulky columns by default, so the cost of
-a page hardly depends on the size of the registry.
+a page hardly depends on the size of the registry: the payload of an evaluation, which has every
+answer to it, would cost seconds for a thousand runs.
 """
 
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypedDict
 
-from sqlalchemy import ColumnElement, Connection, Row, and_, func, literal, or_, select, true
+from sqlalchemy import ColumnElement, Connection, Row, and_, func, or_, select, true
 
 from rlx_registry import models
 from rlx_registry.database import Database, format_run_id, get_run_keys
 from rlx_registry.records import (
-    LIVING,
-    EvaluationRecord,
-    EventRecord,
+    STATUSES,
     RolloutIndex,
     RunRecord,
     RunRow,
@@ -40,8 +39,7 @@ Curve = list[tuple[int, float]]
 _ROW = tuple(RunRow.__dataclass_fields__)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunFilter:
+class RunFilter(TypedDict, total=False):
     """Conditions that a run must meet, all of them; None and an empty set of statuses are none.
 
     Attributes:
@@ -50,12 +48,12 @@ class RunFilter:
         created_before: latest, exclusive.
     """
 
-    name: str | None = None
-    group: str | None = None
-    digest: str | None = None
-    statuses: Collection[str] = ()
-    created_from: float | None = None
-    created_before: float | None = None
+    name: str | None
+    group: str | None
+    digest: str | None
+    statuses: Collection[str]
+    created_from: float | None
+    created_before: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,17 +89,19 @@ class RolloutQuery:
 
 
 class Queries:
-    """The dashboard's queries over one registry."""
+    """Reads lists of runs, and pages about one, with one query for all of them."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
 
     # Runs --------------------------------------------------------------------------------------
 
-    def run_rows(self) -> list[RunRow]:
-        """Returns all runs without their specs, newest first."""
+    def run_rows(self, recorded: Collection[str] = STATUSES) -> list[RunRow]:
+        """Returns the runs with one of some recorded statuses, without their specs, newest
+        first."""
         c = models.run.c
         query = select(*(c[name] for name in _ROW)).order_by(c.id.desc())
+        query = query.where(c.status.in_(sorted(recorded)))
         with self._database.open_reader() as connection:
             return [
                 RunRow(**{**row._mapping, "id": format_run_id(row.id)})
@@ -130,17 +130,51 @@ class Queries:
                     found[called[of]][name] = (at, newest)
         return found
 
+    def evaluation_figures(self, ids: Collection[str]) -> dict[str, list[EvaluationFigures]]:
+        """Returns the figures of the evaluations of some runs, by step."""
+        c = models.evaluation.c
+        # Not their time: it lies behind the payload, which SQLite would have to read through.
+        query = select(c.run_id, c.step, c.label, c.suite, c.metrics).order_by(c.run_id, c.step)
+        found: dict[str, list[EvaluationFigures]] = {one: [] for one in ids}
+        with self._database.open_reader() as connection:
+            called = get_run_keys(connection, ids)
+            for key, *fields in connection.execute(query.where(c.run_id.in_(list(called)))):
+                found[called[key]].append(EvaluationFigures(*fields))
+        return found
+
+    def groups(self, ids: Collection[str]) -> dict[str, list[str]]:
+        """Returns the groups of some runs, in the order in which the runs joined them."""
+        c = models.grouped.c
+        query = select(c.run_id, c.name).order_by(c.at, c.name)
+        found: dict[str, list[str]] = {one: [] for one in ids}
+        with self._database.open_reader() as connection:
+            called = get_run_keys(connection, ids)
+            for key, name in connection.execute(query.where(c.run_id.in_(list(called)))):
+                found[called[key]].append(name)
+        return found
+
+    def failures(self, ids: Collection[str]) -> dict[str, dict[str, Any]]:
+        """Returns the payload of the last event "failed" of those of some runs that have one."""
+        c = models.event.c
+        query = select(c.run_id, c.payload).where(c.kind == "failed", c.payload.is_not(None))
+        with self._database.open_reader() as connection:
+            called = get_run_keys(connection, ids)
+            rows = connection.execute(query.where(c.run_id.in_(list(called))).order_by(c.id))
+            return {called[key]: payload for key, payload in rows}
+
+    def idle_steps(self, ids: Collection[str]) -> dict[str, int]:
+        """Returns how many of each run's latest steps, without a gap, gave no gradient."""
+        with self._database.open_reader() as connection:
+            called = get_run_keys(connection, ids)
+            counts = _count_idle_steps(connection, called)
+            return {called[key]: count for key, count in counts.items()}
+
     def metric_names(self, run_id: str) -> list[str]:
         """Returns the names of a run's metrics, sorted."""
         key_c, c = models.metric_key.c, models.metric.c
         with self._database.open_run_reader(run_id) as (connection, key):
             has = select(1).where(c.run_id == key, c.key_id == key_c.id).exists()
             return sorted(connection.scalars(select(key_c.name).where(has)))
-
-    def count_idle_steps(self, run_id: str) -> int:
-        """Returns how many of a run's latest steps, without a gap, gave no gradient."""
-        with self._database.open_run_reader(run_id) as (connection, key):
-            return count_idle_steps(connection, [key])[key]
 
     # Curves ------------------------------------------------------------------------------------
 
@@ -177,7 +211,11 @@ class Queries:
             found = {}
             for name, key_id in keys.items():
                 of_one = and_(c.run_id == key, c.key_id == key_id)
-                found[name] = (_load_exact_curve if width == 1 else thin)(connection, of_one, width)
+                found[name] = (
+                    _load_exact_curve(connection, of_one)
+                    if width == 1
+                    else thin(connection, of_one, width)
+                )
             return width, {name: curve for name in names if (curve := found.get(name))}
 
     def step_times(
@@ -197,22 +235,6 @@ class Queries:
         with self._database.open_run_reader(run_id) as (connection, key):
             return int(connection.scalar(select(func.max(c.seq)).where(c.run_id == key)) or 0)
 
-    def new_values(self, run_id: str, after: int, limit: int) -> tuple[int, dict[str, Curve]]:
-        """Returns the new cursor, and at most `limit` values written after the cursor `after`.
-
-        The values are those of `RunResults.metric_rows_after`, by metric, in order of writing.
-        """
-        c, k = models.metric.c, models.metric_key.c
-        query = select(c.seq, c.key_id, c.step, c.value).where(c.seq > after)
-        query = query.order_by(c.seq).limit(limit)
-        by_key: dict[int, Curve] = {}
-        with self._database.open_run_reader(run_id) as (connection, key):
-            for seq, key_id, step, value in connection.execute(query.where(c.run_id == key)):
-                by_key.setdefault(key_id, []).append((step, value))
-                after = seq
-            names = connection.execute(select(k.id, k.name).where(k.id.in_(list(by_key))))
-            return after, {name: by_key[key_id] for key_id, name in names}
-
     @staticmethod
     def _metric_keys(connection: Connection, names: Iterable[str]) -> dict[str, int]:
         c = models.metric_key.c
@@ -221,31 +243,12 @@ class Queries:
 
     # Events and evaluations --------------------------------------------------------------------
 
-    def newest_events(self, run_id: str, limit: int, after: int = 0) -> list[EventRecord]:
-        """Returns the newest `limit` events with an id above `after`, oldest first."""
-        c = models.event.c
-        query = select(c.id, c.at, c.kind, c.level, c.message, c.payload).where(c.id > after)
-        query = query.order_by(c.id.desc()).limit(limit)
-        with self._database.open_run_reader(run_id) as (connection, key):
-            rows = connection.execute(query.where(c.run_id == key))
-            return [EventRecord(*row) for row in rows][::-1]
-
     def count_events(self, run_id: str) -> int:
         """Returns the number of a run's events."""
         c = models.event.c
         with self._database.open_run_reader(run_id) as (connection, key):
             query = select(func.count()).select_from(models.event).where(c.run_id == key)
             return int(connection.scalar(query) or 0)
-
-    def evaluation_figures(self, run_id: str, suite: str | None = None) -> list[EvaluationRecord]:
-        """Returns evaluations, of one suite or of all, without payloads, by step, then by time."""
-        c = models.evaluation.c
-        query = select(c.step, c.label, c.suite, c.n, c.metrics, literal(None), c.at)
-        if suite is not None:
-            query = query.where(c.suite == suite)
-        with self._database.open_run_reader(run_id) as (connection, key):
-            rows = connection.execute(query.where(c.run_id == key).order_by(c.step, c.at))
-            return [EvaluationRecord(*row) for row in rows]
 
     # Rollouts ----------------------------------------------------------------------------------
 
@@ -313,84 +316,8 @@ class Queries:
                 found["lost"] = found.get("lost", 0) + count
         return {status: n for status, n in sorted(found.items()) if n}  # type: ignore[misc]
 
-    def supervised_runs(self) -> list[RunRow]:
-        """Returns the runs that have a supervisor, newest first."""
-        c = models.run.c
-        query = select(*(c[name] for name in _ROW)).where(c.status.in_(sorted(LIVING)))
-        with self._database.open_reader() as connection:
-            rows = connection.execute(query.order_by(c.id.desc()))
-            return [RunRow(**{**row._mapping, "id": format_run_id(row.id)}) for row in rows]
 
-
-class RunLists:
-    """Reads lists of runs: one query for all, and no bulky column.
-
-    The payload of an evaluation has every answer to it, so a list that read payloads would cost
-    seconds for a thousand runs.
-    """
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
-
-    def select(self, wanted: RunFilter, limit: int | None = None) -> list[RunRecord]:
-        """Returns the runs that meet a filter, newest first, and at most `limit` of them.
-
-        Raises:
-            ValueError: a status is unknown.
-        """
-        query = select(models.run).order_by(models.run.c.id.desc()).limit(limit)
-        with self._database.open_reader() as connection:
-            query = query.where(*_build_run_conditions(connection, wanted))
-            return [build_run_record(row) for row in connection.execute(query)]
-
-    def count(self, wanted: RunFilter) -> int:
-        """Returns how many runs meet a filter."""
-        query = select(func.count()).select_from(models.run)
-        with self._database.open_reader() as connection:
-            query = query.where(*_build_run_conditions(connection, wanted))
-            return int(connection.scalar(query) or 0)
-
-    def evaluation_figures(self, ids: Collection[str]) -> dict[str, list[EvaluationFigures]]:
-        """Returns the figures of the evaluations of some runs, by step."""
-        c = models.evaluation.c
-        # Not their time: it lies behind the payload, which SQLite would have to read through.
-        query = select(c.run_id, c.step, c.label, c.suite, c.metrics).order_by(c.run_id, c.step)
-        found: dict[str, list[EvaluationFigures]] = {one: [] for one in ids}
-        with self._database.open_reader() as connection:
-            called = get_run_keys(connection, ids)
-            for key, *fields in connection.execute(query.where(c.run_id.in_(list(called)))):
-                found[called[key]].append(EvaluationFigures(*fields))
-        return found
-
-    def groups(self, ids: Collection[str]) -> dict[str, list[str]]:
-        """Returns the groups of some runs, in the order in which the runs joined them."""
-        c = models.grouped.c
-        query = select(c.run_id, c.name).order_by(c.at, c.name)
-        found: dict[str, list[str]] = {one: [] for one in ids}
-        with self._database.open_reader() as connection:
-            called = get_run_keys(connection, ids)
-            for key, name in connection.execute(query.where(c.run_id.in_(list(called)))):
-                found[called[key]].append(name)
-        return found
-
-    def failures(self, ids: Collection[str]) -> dict[str, dict[str, Any]]:
-        """Returns the payload of the last event "failed" of those of some runs that have one."""
-        c = models.event.c
-        query = select(c.run_id, c.payload).where(c.kind == "failed", c.payload.is_not(None))
-        with self._database.open_reader() as connection:
-            called = get_run_keys(connection, ids)
-            rows = connection.execute(query.where(c.run_id.in_(list(called))).order_by(c.id))
-            return {called[key]: payload for key, payload in rows}
-
-    def idle_steps(self, ids: Collection[str]) -> dict[str, int]:
-        """Returns `Queries.count_idle_steps` of some runs."""
-        with self._database.open_reader() as connection:
-            called = get_run_keys(connection, ids)
-            counts = count_idle_steps(connection, called)
-            return {called[key]: count for key, count in counts.items()}
-
-
-def _load_exact_curve(connection: Connection, of_one: ColumnElement[bool], width: int = 1) -> Curve:
+def _load_exact_curve(connection: Connection, of_one: ColumnElement[bool]) -> Curve:
     c = models.metric.c
     query = select(c.step, c.value).where(of_one).order_by(c.step)
     return [(step, value) for step, value in connection.execute(query)]
@@ -447,24 +374,29 @@ def _build_rollout_conditions(
         yield c.group.in_(silent.having(func.max(func.abs(c.advantage)) == 0))
 
 
-def _build_run_conditions(
+def build_run_conditions(
     connection: Connection, wanted: RunFilter
 ) -> Iterator[ColumnElement[bool]]:
-    require_statuses(wanted.statuses)
+    """Yields the conditions of a filter, in SQL.
+
+    Raises:
+        ValueError: a status is unknown.
+    """
     c = models.run.c
-    if wanted.name is not None:
-        yield c.name == wanted.name
-    if wanted.digest is not None:
-        yield c.digest == wanted.digest
-    if wanted.group is not None:
+    if (name := wanted.get("name")) is not None:
+        yield c.name == name
+    if (digest := wanted.get("digest")) is not None:
+        yield c.digest == digest
+    if (group := wanted.get("group")) is not None:
         own = models.grouped.c
-        yield c.id.in_(select(own.run_id).where(own.name == wanted.group))
-    if wanted.statuses:
-        yield has_status(connection, wanted.statuses, time.time())
-    if wanted.created_from is not None:
-        yield c.created >= wanted.created_from
-    if wanted.created_before is not None:
-        yield c.created < wanted.created_before
+        yield c.id.in_(select(own.run_id).where(own.name == group))
+    if statuses := wanted.get("statuses"):
+        require_statuses(statuses)
+        yield has_status(connection, statuses, time.time())
+    if (earliest := wanted.get("created_from")) is not None:
+        yield c.created >= earliest
+    if (latest := wanted.get("created_before")) is not None:
+        yield c.created < latest
 
 
 def build_run_record(row: Row[Any]) -> RunRecord:
@@ -483,7 +415,7 @@ def is_idle(idle: int, steps: int) -> bool:
     return steps > 0 and min(IDLE_STEPS, steps) <= idle
 
 
-def count_idle_steps(connection: Connection, keys: Collection[int]) -> dict[int, int]:
+def _count_idle_steps(connection: Connection, keys: Collection[int]) -> dict[int, int]:
     """Returns how many of each run's latest steps, without a gap, gave no gradient.
 
     A step gave one if the norm of its gradient is not 0, or a group has a signal: the policy then

@@ -1,13 +1,13 @@
-"""The public registry class: runs and their status, results, queries and machines."""
+"""The public registry class: runs and their status, groups and devices."""
 
 import time
 from collections.abc import Collection, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, Unpack
 
-from sqlalchemy import delete, insert, select, update
+from sqlalchemy import delete, func, insert, select, update
 
 from rlx_registry import models
 from rlx_registry.database import (
@@ -17,12 +17,13 @@ from rlx_registry.database import (
     find_key,
     format_run_id,
 )
-from rlx_registry.machines import Machines, claim_devices
+from rlx_registry.machines import claim_devices, list_held_devices
 from rlx_registry.plugin_records import find_changed_plugins
-from rlx_registry.queries import Queries, RunFilter, RunLists, build_run_record
+from rlx_registry.queries import Queries, RunFilter, build_run_conditions, build_run_record
 from rlx_registry.records import (
     LIVING,
     REQUESTS,
+    DeviceRecord,
     DeviceRequest,
     Request,
     RunRecord,
@@ -60,8 +61,6 @@ class Registry:
         self.database = database
         self.results = RunResults(database)
         self.queries = Queries(database)
-        self.lists = RunLists(database)
-        self.machines = Machines(database)
 
     @classmethod
     def open(cls, url: str, *, create: bool = True, read_only: bool = False) -> Self:
@@ -182,19 +181,23 @@ class Registry:
                 connection.execute(select(models.run).where(models.run.c.id == key)).one()
             )
 
-    def runs(
-        self,
-        *,
-        name: str | None = None,
-        group: str | None = None,
-        status: str | None = None,
-        digest: str | None = None,
-        limit: int | None = None,
-    ) -> list[RunRecord]:
-        """Returns runs, newest first; `status` is the effective one."""
-        statuses = () if status is None else (status,)
-        wanted = RunFilter(name=name, group=group, digest=digest, statuses=statuses)
-        return self.lists.select(wanted, limit)
+    def runs(self, *, limit: int | None = None, **wanted: Unpack[RunFilter]) -> list[RunRecord]:
+        """Returns the runs that meet every condition, newest first, and at most `limit` of them.
+
+        Raises:
+            ValueError: a status is unknown.
+        """
+        query = select(models.run).order_by(models.run.c.id.desc()).limit(limit)
+        with self.database.open_reader() as connection:
+            query = query.where(*build_run_conditions(connection, wanted))
+            return [build_run_record(row) for row in connection.execute(query)]
+
+    def count_runs(self, **wanted: Unpack[RunFilter]) -> int:
+        """Returns how many runs meet every condition; see `runs`."""
+        query = select(func.count()).select_from(models.run)
+        with self.database.open_reader() as connection:
+            query = query.where(*build_run_conditions(connection, wanted))
+            return int(connection.scalar(query) or 0)
 
     def join(self, run_id: str, group: str) -> None:
         """Adds a run to a group; does nothing if it is already a member.
@@ -213,13 +216,6 @@ class Registry:
             for row in connection.execute(select(c.name, c.run_id).order_by(c.at, c.run_id)):
                 found.setdefault(row.name, []).append(format_run_id(row.run_id))
         return found
-
-    def list_run_groups(self, run_id: str) -> list[str]:
-        """Returns the names of the groups that a run belongs to, in the order it joined them."""
-        c = models.grouped.c
-        query = select(c.name).order_by(c.at, c.name)
-        with self.database.open_run_reader(run_id) as (connection, key):
-            return list(connection.scalars(query.where(c.run_id == key)))
 
     def update_run(
         self, run_id: str, **fields: str | int | Path | Mapping[str, str] | None
@@ -313,6 +309,15 @@ class Registry:
             if current != "kill":
                 connection.execute(update(models.run).where(c.id == key).values(request=request))
             return True
+
+    def devices(self, host: str | None = None) -> list[DeviceRecord]:
+        """Returns the devices currently held, of one machine or of all, sorted by name.
+
+        A run holds a device exactly as long as it is running, not lost, and at the attempt that
+        took the device; there is no call to release one.
+        """
+        with self.database.open_reader() as connection:
+            return list_held_devices(connection, host)
 
     def history(self, run_id: str) -> list[StatusChange]:
         """Returns every change of status, oldest first."""

@@ -11,7 +11,7 @@ from operator import attrgetter
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from sqlalchemy import Connection, Row, delete, func, insert, select
+from sqlalchemy import Connection, Row, delete, func, insert, literal, select
 
 from rlx_registry import models
 from rlx_registry.database import Database, build_insert_if_absent, build_upsert
@@ -65,16 +65,14 @@ class RunResults:
                 connection.execute(insert(models.event), {"run_id": key, "at": at, **event})
 
     def metrics(
-        self, run_id: str, names: Iterable[str] | None = None, since: int | None = None
+        self, run_id: str, names: Iterable[str] | None = None
     ) -> dict[str, list[tuple[int, float]]]:
-        """Returns `{name: [(step, value), ...]}`, steps ascending, from step `since` on."""
+        """Returns `{name: [(step, value), ...]}`, steps ascending."""
         name, table = models.metric_key.c.name, models.metric
         with self._database.open_run_reader(run_id) as (connection, key):
             query = select(name, table.c.step, table.c.value).where(table.c.run_id == key)
             if names is not None:
                 query = query.where(name.in_(list(names)))
-            if since is not None:
-                query = query.where(table.c.step >= since)
             query = query.join(models.metric_key).order_by(table.c.step)
             series: dict[str, list[tuple[int, float]]] = {}
             for metric, step, value in connection.execute(query):
@@ -128,13 +126,14 @@ class RunResults:
         with self._database.open_run_writer(run_id) as (connection, key):
             connection.execute(insert(models.event), {"run_id": key, "at": time.time(), **row})
 
-    def events(self, run_id: str, after: int | None = None) -> list[EventRecord]:
-        """Returns events in order; only those with an id above `after`, if given."""
+    def events(self, run_id: str, after: int = 0, limit: int | None = None) -> list[EventRecord]:
+        """Returns events with an id above `after`, oldest first; of many, the newest `limit`."""
         c = models.event.c
+        query = select(c.id, c.at, c.kind, c.level, c.message, c.payload).where(c.id > after)
+        query = query.order_by(c.id.desc()).limit(limit)
         with self._database.open_run_reader(run_id) as (connection, key):
-            query = select(c.id, c.at, c.kind, c.level, c.message, c.payload)
-            query = query.where(c.run_id == key, c.id > (after or 0)).order_by(c.id)
-            return [EventRecord(*row) for row in connection.execute(query)]
+            rows = connection.execute(query.where(c.run_id == key))
+            return [EventRecord(*row) for row in rows][::-1]
 
     def add_evaluation(
         self,
@@ -161,13 +160,16 @@ class RunResults:
                 {"run_id": key, "at": time.time(), **row},
             )
 
-    def evaluations(self, run_id: str, suite: str | None = None) -> list[EvaluationRecord]:
+    def evaluations(
+        self, run_id: str, suite: str | None = None, *, with_payload: bool = True
+    ) -> list[EvaluationRecord]:
         """Returns evaluations by step, then by time; of one suite or of all.
 
         A name that ends with "/" selects all suites that begin with it.
         """
         c = models.evaluation.c
-        query = select(c.step, c.label, c.suite, c.n, c.metrics, c.payload, c.at)
+        payload = c.payload if with_payload else literal(None)
+        query = select(c.step, c.label, c.suite, c.n, c.metrics, payload, c.at)
         if suite is not None:
             whole = suite.endswith("/")
             query = query.where(c.suite.startswith(suite) if whole else c.suite == suite)

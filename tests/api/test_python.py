@@ -5,6 +5,7 @@ from dataclasses import FrozenInstanceError
 from pathlib import Path
 
 import pytest
+from IPython.lib.pretty import pretty
 from rows import each_row
 from stored_home import unpack_home
 
@@ -111,6 +112,7 @@ def test_faults_of_a_mapping_are_named(changes, message):
         (lambda: rlx.score({"response": "a"}, brevity), "a list with a mapping for each response"),
         (lambda: rlx.score(["a"], brevity), "a list with a mapping for each response"),
         (lambda: rlx.EvaluationRequest(target="r-0001", samples=0), "samples is 0: it must be"),
+        (lambda: rlx.evaluate(3), "the target is a run, its name, or a model's folder or name"),
     ],
 )
 def test_what_is_of_another_type_is_named(call, message):
@@ -143,6 +145,29 @@ def test_a_plan_has_a_row_per_token(printed):
     assert {"placed/accuracy", "placed/brier"} <= set(tokens.columns)
     assert not tokens["placed/brier"].isna().any()
     assert [f.message for f in plan.findings] == [f["message"] for f in report["findings"]]
+
+
+def test_a_notebook_shows_a_plan_and_faults_as_the_command_line_does(capsys, monkeypatch):
+    capsys.readouterr()
+    assert main(["plan", str(RLCR), "--set", "evaluation.problems=7"]) == 0
+    printed = capsys.readouterr().out.split()
+    monkeypatch.setenv("FORCE_COLOR", "1")  # as a notebook's kernel has it
+    shown = pretty(rlx.plan_experiment(RLCR, "evaluation.problems=7")).split()
+    assert "learns" in shown and "findings" in shown
+    assert shown == printed[: len(shown)]
+    (fault,) = rlx.validate(RLCR, "sed=7")
+    assert pretty((fault,)).startswith("(error: unknown key 'sed'\n  --> <override>:1:1\n")
+    assert str(fault) in pretty((fault,))
+
+
+def test_the_only_reward_is_offered_as_the_judge():
+    told = rlx.read(QUICK).loaded.document.tree
+    named = {**told, "evaluation": {}, "rewards": {"turn": {"short": {"plugin": brevity}}}}
+    for rewards, name in (({}, "short"), ({"long": {"plugin": brevity}}, "NAME")):
+        turn = {**named["rewards"]["turn"], **rewards}
+        given = {n: {**one, "turn": "answer"} for n, one in turn.items()}
+        (fault,) = rlx.validate({**named, "rewards": {"turn": given}})
+        assert fault.helps[0].endswith(f"evaluation: {{correct: {name}}}")
 
 
 # Runs --------------------------------------------------------------------------------------------
@@ -253,10 +278,13 @@ def test_what_is_drawn_is_shown_by_a_notebook(run):
 def test_a_run_is_checked_and_its_model_is_exported(run, tmp_path):
     report = run.check(step=16)
     assert report.holds and report.steps == (16,)
-    folder = run.export(tmp_path / "model")
+    folder = run.export(tmp_path / "model", card=True)
     assert (folder / "config.json").is_file()
+    assert f"digest `{run.record.digest}`" in (folder / "README.md").read_text()
     with pytest.raises(rlx.SpecError, match="already exists"):
         run.export(folder)
+    with pytest.raises(rlx.SpecError, match="with_data belongs to card"):
+        run.export(tmp_path / "data", with_data=True)
 
 
 # Results -----------------------------------------------------------------------------------------
@@ -284,6 +312,8 @@ def test_a_run_is_rescored_to_the_bit(run):
     found = rlx.rescore(rlx.RescoreRequest(run=run.id, steps=(16,)))
     assert found.is_identical and found.steps == [16]
     assert found.rows == []
+    opened = rlx.rescore(rlx.RescoreRequest(run=run, steps=(16,)), registry="sqlite:///none.db")
+    assert opened.to_json() == found.to_json()
 
 
 def test_other_rules_change_tokens(run, printed):

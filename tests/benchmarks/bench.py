@@ -36,6 +36,7 @@ BENCHMARKS = {
     "smollm2_products": "products",
     "slow_sessions": "sessions",
     "forked_history": "sessions",
+    "troubled_judge": "sessions",
     "verb_cpu_ratios": "starts",
     "start_cpu_seconds": "starts",
     "main_job": "main_job",

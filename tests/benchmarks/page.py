@@ -106,6 +106,10 @@ is by the clock, so that other work on the machine counts.
 
 `forked_history_tokens` is what the learner computes of programs that write four turns, go on with
 one of them, and so on, six times.
+
+`troubled_judge` is 1,000 judgements, 64 at a time, by a server that takes 0.5 to 2.5 s for a reply
+and answers further tries with 429, 500, garbage, a reply of another form, half a response, or
+nothing for 4 s; all values are right.
 """
 
 SECTIONS = {
@@ -117,7 +121,7 @@ SECTIONS = {
             *("smollm2_grpo_step", "smollm2_rlcr_step", "smollm2_products"),
         ),
     ),
-    "Sessions": (SESSIONS, ("slow_sessions", "forked_history")),
+    "Sessions": (SESSIONS, ("slow_sessions", "forked_history", "troubled_judge")),
     "Starts": (
         SMALL,
         ("verb_cpu_ratios", "start_cpu_seconds", "main_job"),

@@ -1,15 +1,18 @@
 """What slow sessions cost a step, by the clock; `make bench BENCH=slow_sessions` runs it.
 
 Programs of agents, and live sessions of an environment, wait by sleeping; the model is a hash that
-sleeps for a batch. Also what an agent that forks its history has the learner compute.
+sleeps for a batch. Also what a judge in trouble costs, and what an agent that forks its history has
+the learner compute.
 """
 
 import hashlib
 import os
 import random
+import re
 import statistics
 import sys
 import time
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,20 +24,22 @@ from harness import row
 sys.path.insert(0, str(Path(__file__).parents[1]))
 sys.path.insert(0, str(Path(__file__).parents[1] / "system" / "agents"))
 
+from judge_server import JudgeServer
 from programs import cut, die, post
 from speech import Characters, Hashing
 
-from rlx.agents import AgentHost
+from rlx.agents import AgentHost, ProgramStarter
 from rlx.batch import build_token_batch
 from rlx.learner import Ranks
 from rlx.learner.pack import RankMicroBatches
 from rlx.model import Vocabulary, build_vocabulary_dialogue
-from rlx.plugin import Action, Problem, Reply, StatefulEnvironment
-from rlx.reward import RewardPool, SessionHost
+from rlx.plugin import Action, Problem, Reply, Sample, StatefulEnvironment
+from rlx.reward import RewardJob, RewardPool, SessionHost
 from rlx.rollout import RolloutTree, build_rollout_plan, sample_rollout_trees
 from rlx.spec import AgentRolloutSpec, EnvironmentRolloutSpec
+from rlx_plugins.judge import Judge
 
-__all__ = ["forked_history", "slow_sessions"]
+__all__ = ["forked_history", "slow_sessions", "troubled_judge"]
 
 PROBLEMS, COUNT, TURNS = 4, 5, 8
 USUAL, SLOW = 0.5, 5.0
@@ -43,6 +48,8 @@ MANY, MANY_TURNS = 20, 3
 """Problems of ten sessions each, and their turns, where only some are disturbed."""
 PER_BATCH = 0.05
 PATIENCE = 0.1
+JUDGEMENTS, AT_ONCE, TRY_SECONDS = 1000, 64, 4.0
+TROUBLES = ("429", "500", "garbage", "form", "cut", "never")
 DIALOGUE = build_vocabulary_dialogue(Vocabulary.build_bytes())
 FOLDERS = [str(Path(__file__).parent), *sys.path[:2]]
 """Where the processes that run programs find their modules."""
@@ -125,21 +132,25 @@ def list_problems(count: int, *what: str, turns: int) -> list[Problem]:
 
 
 def sample_agents(
-    problems: list[Problem], count: int, turns: int, patience: float | None
+    problems: list[Problem],
+    starter: ProgramStarter,
+    count: int,
+    turns: int,
+    patience: float | None,
 ) -> list[RolloutTree]:
     settings = {"function": "sessions:play", "num_generations": count, "max_turns": turns}
     limits = {"programs": len(problems) * count, "patience": patience, "deadline": 600}
     spec = AgentRolloutSpec.model_validate({**settings, **limits})
     return sample_rollout_trees(
         build_rollout_plan(spec), problems, range(len(problems)),
-        Speaking(["this", "that", "neither"]), DIALOGUE, AgentHost(spec, POLICY),
+        Speaking(["this", "that", "neither"]), DIALOGUE, AgentHost(spec, POLICY, starter),
     )  # fmt: skip
 
 
 def sample_live(problems: list[Problem], pool: RewardPool, patience: float | None) -> Any:
     settings = {"environment": {"plugin": "waits"}, "num_generations": COUNT, "max_turns": TURNS}
-    live = {"sessions": len(problems) * COUNT, "patience": patience}
-    spec = EnvironmentRolloutSpec.model_validate({**settings, "live": live})
+    waits = {"live": {"sessions": len(problems) * COUNT}, "patience": patience}
+    spec = EnvironmentRolloutSpec.model_validate({**settings, **waits})
     plan = build_rollout_plan(spec, replayable=False)
     limits = spec.resolve_limits(replayable=False)
     if patience is None:
@@ -178,12 +189,13 @@ def slow_sessions() -> list[dict]:
     set_module_path()
     figures = []
     with RewardPool(workers=1, memory_mb=1024) as pool:
+        starter = pool.keep(ProgramStarter)
         kinds = {
             "live": lambda what, patience: sample_live(
                 list_problems(PROBLEMS, what, turns=TURNS), pool, patience
             ),
             "agents": lambda what, patience: sample_agents(
-                list_problems(PROBLEMS, what, turns=TURNS), COUNT, TURNS, patience
+                list_problems(PROBLEMS, what, turns=TURNS), starter, COUNT, TURNS, patience
             ),
         }
         for kind, sample in kinds.items():
@@ -200,27 +212,80 @@ def slow_sessions() -> list[dict]:
                         "times its share of waiting",
                     )
                 )
-    usual = statistics.median(_time_undisturbed(PATIENCE, "steady"))
-    disturbed = ("steady", "random", "steady", "cut", "steady", "random", "steady", "die")
-    for suffix, patience in (("", PATIENCE), ("_lockstep", None)):
-        seconds = _time_undisturbed(patience, *disturbed)
-        figures.append(
-            row(
-                f"undisturbed_agents{suffix}",
-                [each / usual for each in seconds],
-                f"200 of which none is disturbed, {usual:.1f} s",
-                "times as long",
+        usual = statistics.median(_time_undisturbed(starter, PATIENCE, "steady"))
+        disturbed = ("steady", "random", "steady", "cut", "steady", "random", "steady", "die")
+        for suffix, patience in (("", PATIENCE), ("_lockstep", None)):
+            seconds = _time_undisturbed(starter, patience, *disturbed)
+            figures.append(
+                row(
+                    f"undisturbed_agents{suffix}",
+                    [each / usual for each in seconds],
+                    f"200 of which none is disturbed, {usual:.1f} s",
+                    "times as long",
+                )
             )
-        )
     return figures
 
 
-def _time_undisturbed(patience: float | None, *what: str) -> list[float]:
+def _time_undisturbed(starter: ProgramStarter, patience: float | None, *what: str) -> list[float]:
     """Seconds of each steady session among 200."""
     problems = list_problems(MANY, *what, turns=MANY_TURNS)
-    trees = sample_agents(problems, 10, MANY_TURNS, patience)
+    trees = sample_agents(problems, starter, 10, MANY_TURNS, patience)
     ends = [tree.segments[at].info for tree in trees for at in tree.policy_segments]
     return [info["seconds"] for info in ends if info.get("what") == "steady"]
+
+
+# Judges -------------------------------------------------------------------------------------------
+
+
+def plan_troubles(number: int) -> list[str]:
+    """Up to two troubles before the reply to a prompt."""
+    rng = random.Random(number)
+    return [rng.choice(TROUBLES) for share in (0.3, 0.14) if rng.random() < share]
+
+
+def draw_reply_seconds(number: int) -> float:
+    """Seconds that a reply to a prompt takes."""
+    return random.Random(f"{number} takes").uniform(0.5, 2.5)
+
+
+def find_number(prompt: str) -> int:
+    """The number in a prompt."""
+    return int(re.search(r"answer number (\d+)", prompt)[1])
+
+
+def troubled_judge() -> list[dict]:
+    """Judgements by a server in trouble, beside what its replies take at best."""
+    server = JudgeServer(
+        lambda prompt: f'{{"score": {find_number(prompt) % 11}}}',
+        lambda prompt: plan_troubles(find_number(prompt)),
+        lambda prompt: draw_reply_seconds(find_number(prompt)),
+    )
+    judge = Judge(
+        model="m", base_url=server.url, key=None, at_once=AT_ONCE, try_seconds=TRY_SECONDS
+    )
+    samples = [
+        Sample(id="a", problem={"question": "?"}, turn="a", number=1, response=f"answer number {n}")
+        for n in range(JUDGEMENTS + 1)
+    ]
+    jobs = [RewardJob(judge, (sample,), 600.0) for sample in samples]
+    with RewardPool(1, 1024) as pool:
+        pool.score(jobs[-1:])  # starts the process
+        begun = time.monotonic()
+        outcomes = pool.score(jobs[:-1])
+        took = time.monotonic() - begun
+    server.close()
+    values = [outcome.verdicts[0].value for outcome in outcomes]
+    assert values == [number % 11 / 10 for number in range(JUDGEMENTS)]
+    best, tries = 0.0, 0
+    for number in range(JUDGEMENTS):
+        troubles = plan_troubles(number)
+        replies = 1 + troubles.count("form")
+        best += draw_reply_seconds(number) * replies + TRY_SECONDS * troubles.count("never")
+        tries += 1 + len(troubles)
+    best /= AT_ONCE
+    text = f"{AT_ONCE} at a time without a pause, {best:.1f} s for {tries} tries"
+    return [row("troubled_judge", [took / best], f"{text}; it took {took:.1f} s", "times as long")]
 
 
 # Forks --------------------------------------------------------------------------------------------
@@ -243,10 +308,11 @@ def forked_history() -> list[dict]:
     settings = {"function": "sessions:fork", "num_generations": 4, "max_turns": 24}
     spec = AgentRolloutSpec.model_validate({**settings, "deadline": 600})
     problems = [Problem(id=f"p{n}", prompt=f"p{n}?", fields={}) for n in range(4)]
-    trees = sample_rollout_trees(
-        build_rollout_plan(spec), problems, range(len(problems)),
-        Speaking([f"{n} " * 8 for n in range(50)]), DIALOGUE, AgentHost(spec, POLICY),
-    )  # fmt: skip
+    with closing(ProgramStarter()) as starter:
+        trees = sample_rollout_trees(
+            build_rollout_plan(spec), problems, range(len(problems)),
+            Speaking([f"{n} " * 8 for n in range(50)]), DIALOGUE, AgentHost(spec, POLICY, starter),
+        )  # fmt: skip
     batch = build_token_batch(trees)
     ranks = Ranks(0, 1, torch.device("cpu"))
     packed = RankMicroBatches(batch, batch.is_own, 1 << 14, ranks, merge=True)

@@ -15,6 +15,7 @@ from rlx.home import RunFolder
 from rlx.launch import is_spec_of_run, locate_run_folder, rank
 from rlx.launch.rank import KERNELS
 from rlx.launch.run_access import load_resolved_spec
+from rlx.spec import PromptLimit
 from rlx_gyms.libraries import NeedsLibrary
 from rlx_gyms.verifiers import VerifiersTask
 from rlx_plugins.dataset import Dataset
@@ -176,16 +177,16 @@ def test_every_length_is_bounded_before_a_run_is_recorded(files, capsys):
     assert main(["submit", "mine.yaml", "--queue", "--no-rehearsal", *everything]) == 2
     said = " ".join("".join(capsys.readouterr()).split())
     assert "1 of the first 301 problems do not fit" in said
-    submit(capsys, *everything, "--set=rollout.max_prompt_tokens={on_longer: drop}")
+    submit(capsys, *everything, "--set=rollout.max_prompt_tokens={}")
 
 
 @each_row(
     ("recorded", "wanted", "code"),
     [
-        ("null", "{on_longer: drop}", 0),
-        ("{on_longer: error, limit: 200}", "{on_longer: truncate, limit: 200}", 0),
-        ("{on_longer: error, limit: 200}", "{on_longer: drop, limit: 100}", 2),
-        ("{on_longer: drop}", "{on_longer: truncate}", 2),
+        ("null", "{}", 0),
+        ("null", "{limit: 200}", 2),
+        ("{limit: 200}", "{limit: 100}", 2),
+        ("{}", "null", 2),
     ],
 )
 def test_a_run_that_met_a_long_prompt_goes_on_without_it(
@@ -203,9 +204,9 @@ def test_a_run_that_met_a_long_prompt_goes_on_without_it(
     spec = load_resolved_spec(locate_run_folder(run))
     assert is_spec_of_run(spec, run) and len(begun) == (code == 0)
     if code:
-        assert "can only get another `on_longer`" in " ".join(capsys.readouterr().err.split())
+        assert "can only become `{}`" in " ".join(capsys.readouterr().err.split())
     else:
-        assert spec.rollout.max_prompt_tokens.on_longer in wanted
+        assert spec.rollout.max_prompt_tokens == PromptLimit()
 
 
 def test_a_digest_is_that_of_the_records_however_they_are_written(folder):

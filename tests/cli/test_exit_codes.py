@@ -79,7 +79,7 @@ SITUATIONS = [
     (["neww"], {}, 2, "No verb 'neww'", "Did you mean 'new'?"),
     (["doctor"], {}, 2, "`rlx doctor` is now `rlx check`", ""),
     (["show", "r-0001"], {}, 2, "`rlx show` is now `rlx validate --values`", ""),
-    (["plugins", "lst"], {}, 2, "No verb 'lst'", "Did you mean 'list'?"),
+    (["plugins", "shw"], {}, 2, "No verb 'shw'", "Did you mean 'show'?"),
     (["plugins", "shwo"], {}, 2, "No verb 'shwo'", "Did you mean 'show'?"),
     (["submit", "wrong.yaml"], {}, 2, "unknown key 'nmae'", "did you mean 'name'?"),
     (["submit", "none.yaml"], {}, 2, "cannot read none.yaml", "No such file"),

@@ -40,7 +40,7 @@ def open_experiment(name: str, device: str, home: Path, overrides: tuple[str, ..
     """Reads the experiment; RLX_HOME is new."""
     os.environ["RLX_HOME"] = str(home)
     if name == "quick":
-        sets = (f"runner.device={device}", "tracking.mlflow=null", "tracking.pictures=false")
+        sets = (f"runner.device={device}", "tracking.mlflow=null")
         return rlx.read(EXPERIMENTS / "quick.yaml", *sets, *overrides)
     if name in PRETRAINED:
         return open_profile(name, device, home, "runner.checkpoint.every=1", *overrides)

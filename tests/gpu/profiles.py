@@ -20,7 +20,7 @@ __all__ = ["EXPERIMENTS", "PRETRAINED", "open_profile"]
 EXPERIMENTS = Path(__file__).parents[2] / "experiments"
 PRETRAINED = ("smollm2_grpo", "smollm2_rlcr")
 """Experiments that run as they are, with the model that experiments/smollm2/fetch.py fetches."""
-QUIET = {"tracking.mlflow": "null", "tracking.pictures": "false"}
+QUIET = {"tracking.mlflow": "null"}
 PRETRAINED_REHEARSAL = {
     "phases": "[{name: all, steps: 2}]",
     "evaluation.problems": "2",

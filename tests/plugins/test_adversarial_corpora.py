@@ -1,6 +1,6 @@
-"""What the adversarial search found, reward by reward, and what each find earns.
+"""Texts that a policy may try to be paid by, reward by reward, and what each of them earns.
 
-Each line of `adversarial/REWARD.jsonl` is a find: the sample with its text, the score that it must
+Each line of `adversarial/REWARD.jsonl` is one: the sample with its text, the score that it must
 have, how it was found, and in `before` what it earned under the rule before: TinyZero's for
 Countdown, and every true equation for `countdown.arithmetic`.
 """

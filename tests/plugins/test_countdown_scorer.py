@@ -6,6 +6,7 @@ import warnings
 from pathlib import Path
 
 import pytest
+from countdown_oracle import solves_problem
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from literal import literal_score
@@ -18,7 +19,6 @@ from rlx_plugins.countdown import (
     compute_score,
     evaluate_equation,
     extract_solution,
-    solves_problem,
     validate_equation,
     verify_equation_strict,
 )
@@ -80,7 +80,9 @@ def test_the_known_cases(case):
     judged = verify_equation_strict(response, case["target"], case["numbers"])
     assert judged is (of_source == 1.0)
     scored = CountdownScore().score(said).value == 1.0
-    assert scored <= CountdownScore().is_solution(said) <= (right == 1.0)
+    answered = extract_solution(response)
+    solved = answered is not None and solves_problem(answered, problem)
+    assert scored <= solved <= (right == 1.0)
 
 
 PAID_BY_THE_SOURCE = [

@@ -47,8 +47,9 @@ def everything(registry):
         registry.results.rollout_steps,
         registry.history,
         registry.run,
+        lambda run: registry.queries.groups([run]),
     )
-    told += (registry.list_run_groups,)
+
     return [*(each("1") for each in told), registry.results.mirror_cursor("1", "mlflow")]
 
 

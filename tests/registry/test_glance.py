@@ -42,7 +42,7 @@ def test_rows_are_the_runs_without_their_specs(registry):
         assert row.effective_status == whole.effective_status
     with pytest.raises(NotFoundError):
         registry.queries.last_values(["r-0009"], ["a"])
-    assert [row.id for row in registry.queries.supervised_runs()] == ["r-0003", "r-0002", "r-0001"]
+    assert [row.id for row in registry.queries.run_rows(["running"])] == ["r-0002"]
 
 
 def test_last_values_are_the_ends_of_the_curves(registry):
@@ -102,18 +102,8 @@ def test_figures_are_evaluations_without_their_payload(registry):
     registry.results.add_evaluation("1", 3, "after", "s", 9, {"ece": 0.1}, {"pairs": [1] * 9})
     registry.results.add_evaluation("1", 0, "before", "s", 9, {"ece": 0.2})
     plain = [dataclasses.replace(e, payload=None) for e in registry.results.evaluations("1")]
-    assert registry.queries.evaluation_figures("1") == plain
+    assert registry.results.evaluations("1", with_payload=False) == plain
     assert [e.step for e in plain] == [0, 3]
-
-
-def test_news_are_what_was_written_since(registry):
-    put(registry, "r-0001", CURVES)
-    put(registry, "r-0002", {"a": [(1, 9.0)]})
-    assert registry.queries.new_values("r-0001", 0, 9) == (3, CURVES)
-    assert registry.queries.new_values("r-0001", 1, 1) == (2, {"a": [(4, 0.25)]})
-    put(registry, "r-0001", {"a": [(1, 7.5)]})
-    assert registry.queries.new_values("r-0001", 3, 9) == (4, {"a": [(1, 7.5)]})
-    assert registry.queries.new_values("r-0001", 4, 9) == (4, {})
 
 
 def test_the_newest_events_are_the_last_ones_in_order(registry):
@@ -121,10 +111,11 @@ def test_the_newest_events_are_the_last_ones_in_order(registry):
         registry.results.add_event("r-0001", "k", str(number))
         registry.results.add_event("r-0002", "k", "other")
     whole = registry.results.events("r-0001")
-    assert registry.queries.newest_events("r-0001", 3) == whole[2:]
-    assert registry.queries.newest_events("r-0001", 9) == whole
-    assert registry.queries.newest_events("r-0001", 1, whole[1].id) == whole[4:]
-    assert registry.queries.newest_events("r-0001", 9, whole[4].id) == []
+    assert [event.message for event in whole] == ["0", "1", "2", "3", "4"]
+    assert registry.results.events("r-0001", limit=3) == whole[2:]
+    assert registry.results.events("r-0001", limit=9) == whole
+    assert registry.results.events("r-0001", whole[1].id, 1) == whole[4:]
+    assert registry.results.events("r-0001", whole[4].id) == []
     assert registry.queries.count_events("r-0001") == 5
     assert registry.queries.count_events("r-0003") == 0
 
@@ -148,8 +139,8 @@ def test_no_page_reads_a_large_table_beyond_what_it_shows(registry):
     registry.queries.curves(run, ["a", "b"])
     registry.queries.step_times(run, "a", last=2)
     registry.queries.last_seq(run)
-    registry.queries.new_values(run, 0, 10)
-    registry.queries.newest_events(run, 10)
+    registry.results.metric_rows_after(run, 0, 10)
+    registry.results.events(run, limit=10)
     registry.queries.matching_trees(run, 1, query)
     registry.queries.tree_rows(run, 1, [1, 2])
     registry.queries.tree_of_row(run, 1, 1)
@@ -249,4 +240,4 @@ def test_the_latest_steps_without_a_gradient_are_counted(registry, steps, idle):
             share, norm = figures
             named = {"rollout/zero_signal_answer": share, "train/grad_norm": norm, "perf/x": 1.0}
             registry.results.add_metrics("r-0001", number, named, at=0.0)
-    assert registry.queries.count_idle_steps("r-0001") == idle
+    assert registry.queries.idle_steps(["r-0001", "r-0002"]) == {"r-0001": idle, "r-0002": 0}

@@ -4,7 +4,7 @@ import pytest
 from filled import ODD, fill
 from sqlalchemy import event
 
-from rlx_registry import Registry, RunFilter
+from rlx_registry import Registry
 
 
 @pytest.fixture
@@ -15,13 +15,13 @@ def registry(url, tmp_path):
 
 
 FILTERS = {
-    "all": RunFilter(),
-    "name": RunFilter(name="kg"),
-    "group": RunFilter(group="rlcr-seeds"),
-    "two statuses": RunFilter(statuses=("finished", "queued")),
-    "name and status": RunFilter(name="kg", statuses=("stopped",)),
-    "digest": RunFilter(digest=f"{1:064d}"),
-    "no such": RunFilter(name="none"),
+    "all": {},
+    "name": {"name": "kg"},
+    "group": {"group": "rlcr-seeds"},
+    "two statuses": {"statuses": ("finished", "queued")},
+    "name and status": {"name": "kg", "statuses": ("stopped",)},
+    "digest": {"digest": f"{1:064d}"},
+    "no such": {"name": "none"},
 }
 TAKEN = {
     "all": [5, 4, 3, 2, 1],
@@ -35,45 +35,45 @@ TAKEN = {
 @pytest.mark.parametrize("of", FILTERS)
 def test_a_filter_selects_and_counts_the_same_runs(registry, of):
     wanted = FILTERS[of]
-    found = registry.lists.select(wanted)
+    found = registry.runs(**wanted)
     if of in TAKEN:
         assert [run.id for run in found] == [f"r-{n:04d}" for n in TAKEN[of]]
-    assert all(run.effective_status in wanted.statuses for run in found if wanted.statuses)
-    assert registry.lists.count(wanted) == len(found)
-    assert registry.lists.select(wanted, 2) == found[:2]
+    statuses = wanted.get("statuses")
+    assert all(run.effective_status in statuses for run in found if statuses)
+    assert registry.count_runs(**wanted) == len(found)
+    assert registry.runs(limit=2, **wanted) == found[:2]
 
 
 def test_times_bound_the_submission(registry):
     runs = registry.runs()
     middle = runs[2].created
-    later = registry.lists.select(RunFilter(created_from=middle))
-    earlier = registry.lists.select(RunFilter(created_before=middle))
+    later = registry.runs(created_from=middle)
+    earlier = registry.runs(created_before=middle)
     assert [*later, *earlier] == runs
     assert middle in {run.created for run in later}
 
 
 def test_what_is_said_of_many_is_what_is_said_of_each(registry):
     ids = [run.id for run in registry.runs()]
-    for one, found in registry.lists.evaluation_figures(ids).items():
-        whole = registry.queries.evaluation_figures(one)
+    for one, found in registry.queries.evaluation_figures(ids).items():
+        whole = registry.results.evaluations(one, with_payload=False)
         steps, *told = (
             [(e.step, e.label, e.suite, e.metrics) for e in some] for some in (found, whole)
         )
         assert [step for step, *_ in steps] == sorted(step for step, *_ in steps)
         assert sorted(steps, key=str) == sorted(*told, key=str)
     assert any(e.payload for e in registry.results.evaluations("1")), "which is left out"
-    assert registry.lists.groups(ids) == {one: registry.list_run_groups(one) for one in ids}
-    assert ODD in registry.lists.groups(ids)["r-0001"]
-    assert registry.lists.idle_steps(ids) == {
-        one: registry.queries.count_idle_steps(one) for one in ids
-    }
+    members = registry.groups()
+    for one, names in registry.queries.groups(ids).items():
+        assert sorted(names) == sorted(name for name in members if one in members[name])
+    assert ODD in registry.queries.groups(ids)["r-0001"]
 
 
 def test_the_last_failure_of_each_run(registry):
     for code in (1, 3):
         registry.results.add_event("2", "failed", "why", {"exit_code": code}, level="error")
     registry.results.add_event("3", "failed", "why")
-    assert registry.lists.failures(["r-0002", "r-0003", "r-0004"]) == {"r-0002": {"exit_code": 3}}
+    assert registry.queries.failures(["r-0002", "r-0003", "r-0004"]) == {"r-0002": {"exit_code": 3}}
 
 
 def test_a_list_has_as_many_queries_for_many_runs_as_for_one(registry):
@@ -81,7 +81,7 @@ def test_a_list_has_as_many_queries_for_many_runs_as_for_one(registry):
 
     def count(ids):
         said.clear()
-        registry.lists.evaluation_figures(ids)
+        registry.queries.evaluation_figures(ids)
         return len(said)
 
     engine = registry.database._reader

@@ -87,8 +87,8 @@ def test_a_silent_run_is_lost_to_every_reader(registry):
     silence(registry, run.id, 121)
     silent = registry.run(run.id)
     assert (silent.status, silent.effective_status) == ("running", "lost")
-    assert [r.id for r in registry.runs(status="lost")] == [run.id]
-    assert registry.runs(status="running") == []
+    assert [r.id for r in registry.runs(statuses=["lost"])] == [run.id]
+    assert registry.runs(statuses=["running"]) == []
     assert registry.heartbeat(run.id)
     assert registry.run(run.id).effective_status == "running"
     silence(registry, run.id, 121)
@@ -102,8 +102,8 @@ def test_a_run_that_never_began_is_lost_as_well_and_does_not_block(registry):
     assert not submit(registry)[1]
     silence(registry, run.id, 121)
     assert registry.run(run.id).effective_status == "lost"
-    assert [r.id for r in registry.runs(status="lost")] == [run.id]
-    assert registry.runs(status="submitted") == []
+    assert [r.id for r in registry.runs(statuses=["lost"])] == [run.id]
+    assert registry.runs(statuses=["submitted"]) == []
     assert submit(registry)[0].id == "r-0002"
 
 
@@ -145,9 +145,9 @@ def test_listing_is_newest_first_and_filters(registry):
     registry.transition("r-0001", ["submitted"], "failed", "out of memory")
     assert [r.id for r in registry.runs(limit=2)] == ["r-0004", "r-0003"]
     assert [r.id for r in registry.runs(name="even")] == ["r-0003", "r-0001"]
-    assert [r.id for r in registry.runs(name="even", status="failed")] == ["r-0001"]
+    assert [r.id for r in registry.runs(name="even", statuses=["failed"])] == ["r-0001"]
     with pytest.raises(ValueError, match="unknown status 'done'"):
-        registry.runs(status="done")
+        registry.runs(statuses=["done"])
 
 
 def test_update_sets_plain_columns_only(registry, tmp_path):
@@ -221,8 +221,8 @@ def test_a_queued_run_waits_as_long_as_it_must(registry):
     assert (run.status, created) == ("queued", True)
     silence(registry, run.id, 10**6)
     assert registry.run(run.id).effective_status == "queued"
-    assert [r.id for r in registry.runs(status="queued")] == [run.id]
-    assert registry.runs(status="lost") == []
+    assert [r.id for r in registry.runs(statuses=["queued"])] == [run.id]
+    assert registry.runs(statuses=["lost"]) == []
     assert submit(registry) == (registry.run(run.id), False)
     assert not registry.heartbeat(run.id)
     assert registry.transition(run.id, {"queued"}, "submitted", "its turn")
@@ -268,8 +268,7 @@ def test_a_run_belongs_to_any_number_of_groups(registry):
     for run_id, group in (("3", "a"), ("1", "a"), ("1", "b"), ("3", "a")):
         registry.join(run_id, group)
     assert registry.groups() == {"a": ["r-0003", "r-0001"], "b": ["r-0001"]}
-    assert registry.list_run_groups("1") == ["a", "b"]
-    assert registry.list_run_groups("2") == []
+    assert registry.queries.groups(["1", "2"]) == {"1": ["a", "b"], "2": []}
     assert [run.id for run in registry.runs(group="a")] == ["r-0003", "r-0001"]
     assert registry.runs(group="a", limit=1)[0].id == "r-0003"
     assert registry.runs(group="c") == []

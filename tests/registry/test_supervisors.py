@@ -50,10 +50,10 @@ def silence(registry):
 def shown(registry):
     """The statuses of the only run that readers show, and whether it holds its device."""
     run = registry.run("1")
-    (row,) = registry.queries.supervised_runs()
+    (row,) = registry.queries.run_rows()
     (counted,) = registry.queries.statuses()
-    listed = [status for status in ("running", "lost") if registry.runs(status=status)]
-    held = bool(registry.machines.devices("one"))
+    listed = [status for status in ("running", "lost") if registry.runs(statuses=[status])]
+    held = bool(registry.devices("one"))
     return {run.effective_status, row.effective_status, counted, *listed}, held
 
 
@@ -64,7 +64,7 @@ def test_a_killed_supervisors_run_is_lost_to_every_reader(registry, supervisor):
     assert shown(registry) == ({"lost"}, False)
     same, created = registry.submit(**NOTHING)  # who submits it records its end
     assert (same.id, created) == ("r-0001", False)
-    assert [run.id for run in registry.runs(status="lost")] == ["r-0001"]
+    assert [run.id for run in registry.runs(statuses=["lost"])] == ["r-0001"]
 
 
 def test_a_dead_supervisor_that_nobody_has_waited_for_is_dead(registry, supervisor):
@@ -76,7 +76,7 @@ def test_a_dead_supervisor_that_nobody_has_waited_for_is_dead(registry, supervis
 def test_a_silent_run_with_a_live_supervisor_is_not_lost(registry, supervisor):
     silence(registry)
     assert shown(registry) == ({"running"}, True)
-    assert registry.runs(status="lost") == []
+    assert registry.runs(statuses=["lost"]) == []
 
 
 @pytest.mark.parametrize("alive", [True, False])

@@ -20,7 +20,6 @@ from rlx.reward import (
     RewardTable,
     rescore_rollouts,
     score_rollouts,
-    sum_named_rewards,
 )
 from rlx.rollout import NO_PARENT, RolloutTree, Segment
 from rlx.spec import GlobalReward, TurnReward, ValueOnError
@@ -601,10 +600,8 @@ def test_what_requires_an_absent_reward_is_absent():
 def test_sums_are_added_in_order_in_every_python():
     """The last bit of what is recorded; from 3.12 on, `sum` gives 0.6 here."""
     raw = {"a": 0.1, "b": 0.2, "c": 0.3}
-    assert sum_named_rewards(raw) == 0.6000000000000001
-    turns = {
-        (0, n): {"a": RewardEntry("a", value, 1.0, "scored")}
-        for n, value in enumerate(raw.values(), start=1)
-    }
-    table = RewardTable(turns=turns, dropped=frozenset(), faults={})
+    entries = {name: RewardEntry(name, value, 1.0, "scored") for name, value in raw.items()}
+    turns = {(0, n): {"a": replace(entry, name="a")} for n, entry in enumerate(entries.values(), 1)}
+    table = RewardTable(turns={**turns, (1, 1): entries}, dropped=frozenset(), faults={})
+    assert table.get_turn_total((1, 1)) == 0.6000000000000001
     assert table.total_score(0, [1, 2, 3]) == 0.6000000000000001 / 3

@@ -1,4 +1,4 @@
-"""Problems whose prompts are too long are dropped, truncated or refused."""
+"""Problems whose prompts are too long are dropped."""
 
 import pytest
 from hypothesis import given, settings
@@ -20,8 +20,8 @@ def problem(text):
     return Problem(id=f"p/{len(text)}", prompt=text, fields={})
 
 
-def fit(limit=20, how="drop", context=100, plan=PLAN):
-    return PromptFit(plan, DIALOGUE, context, PromptLimit(limit=limit, on_longer=how))
+def fit(limit=20, context=100):
+    return PromptFit(PLAN, DIALOGUE, context, PromptLimit(limit=limit))
 
 
 def test_a_prompt_and_its_longest_dialogue_are_counted():
@@ -33,23 +33,17 @@ def test_a_prompt_and_its_longest_dialogue_are_counted():
 
 
 @each_row("context", [100, 25], ids=["limit", "context"])
-def test_each_rule(context):
+def test_what_fits(context):
     limit = 20 if context == 100 else None
     longest = 16 if context == 100 else 11  # BOS and "Q: " are four tokens, an answer ten
     exact, longer = problem("x" * longest), problem("abc" + "x" * longest)
-    for how in ("drop", "truncate", "error"):
-        assert fit(limit, how, context).fit(exact) is exact
-    assert fit(limit, "drop", context).fit(longer) is None
-    assert fit(limit, "truncate", context).fit(longer).prompt == "x" * longest
-    assert fit(limit, "truncate", context).fit(longer).id == longer.id
-    with pytest.raises(SpecError, match=f"'p/{len(longer.prompt)}' has {longest + 7} tokens"):
-        fit(limit, "error", context).fit(longer)
-    assert PromptFit(PLAN, DIALOGUE, context, None).fit(longer) is longer
+    assert fit(limit, context).fits(exact) and not fit(limit, context).fits(longer)
+    excess = fit(limit, context).describe_excess(longer)
+    assert f"'p/{len(longer.prompt)}' has {longest + 7} tokens" in excess
+    assert PromptFit(PLAN, DIALOGUE, context, None).fits(longer)
 
 
 def test_what_never_fits_is_refused():
-    with pytest.raises(SpecError, match="even without the problem's own text"):
-        fit(limit=2, how="truncate").fit(problem("abc"))
     with pytest.raises(SpecError, match="drops 1000 problems in a row"):
         fit(limit=2).draw_train(lambda _: problem("abc"), 0, 1)
 
@@ -72,12 +66,9 @@ def test_a_draw_continues_where_the_last_one_ended(lengths, start, first, then):
     assert one.examined + two.examined == whole.examined
     assert all(len(p.prompt) <= 16 for p in whole.problems)
     assert whole.dropped == whole.examined - first - then
-    assert whole.truncated == 0
 
 
 def test_held_out_problems_are_not_replaced():
     lengths = [3, 30, 5]
     drawn = fit().draw_held_out(lambda n: problem("x" * lengths[n]), range(3))
-    assert (drawn.numbers, drawn.dropped, drawn.truncated) == ((0, 2), 1, 0)
-    drawn = fit(how="truncate").draw_held_out(lambda n: problem("x" * lengths[n]), range(3))
-    assert (drawn.numbers, drawn.dropped, drawn.truncated) == ((0, 1, 2), 0, 1)
+    assert (drawn.numbers, drawn.dropped) == ((0, 2), 1)

@@ -223,10 +223,9 @@ def test_a_refused_one_of_a_later_step_makes_room_for_the_new_one(root, keep):
 
 def test_everything_is_on_the_disk_before_it_has_its_name(tmp_path, monkeypatch):
     synced = []
-    for module in ("sealed_folder", "checkpoint"):
-        monkeypatch.setattr(
-            f"rlx.{module}.sync_to_disk", lambda path: synced.append(Path(path).name)
-        )
+    monkeypatch.setattr(
+        "rlx.sealed_folder.sync_to_disk", lambda path: synced.append(Path(path).name)
+    )
     put(tmp_path, 5)
     folders = ["step_000005.part-0", "policy", "critic", tmp_path.name]
     assert set(synced) == {*folders, "weights.pt", STATE, MANIFEST}

@@ -7,7 +7,7 @@ from guests import write_distribution
 from pages import Page, dashboard
 
 from rlx.reward import RewardEntry, RewardTable
-from rlx.run.collect import _gather_shares, _RolloutShare, _split_evenly
+from rlx.run.collect import ScoredTrees, _gather_shares, _split_evenly
 
 GUEST = '''
 from typing import ClassVar
@@ -89,7 +89,7 @@ phases:
   - {name: both, steps: 1}
   - {name: first, steps: 1, set: {rollout.self_play: {learn: first}}}
 evaluation: {problems: 4, correct: won}
-tracking: {mlflow: null, pictures: false}
+tracking: {mlflow: null}
 """
 
 
@@ -153,7 +153,7 @@ def test_ranks_give_their_trees_back_in_the_order_of_the_problems():
 
     shares = [build_share(rank) for rank in (0, 1)]
     context = SimpleNamespace(ranks=SimpleNamespace(count=2, gather=lambda share: shares))
-    merged = _gather_shares(context, _RolloutShare(*shares[0], 0.0, 0.0), 3, 2)
+    merged = _gather_shares(context, ScoredTrees(*shares[0], 0.0, 0.0), 3, 2)
     assert merged.trees == ["0/0", "0/1", "1/0", "1/1", "2/0", "2/1"]
     named = {t: entries["won"].name for (t, _), entries in merged.table.turns.items()}
     assert [named[t] for t in range(6)] == merged.trees

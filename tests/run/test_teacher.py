@@ -128,7 +128,6 @@ def test_an_edited_teacher_makes_another_run(taught):
         "taught.yaml",
         "--quiet",
         "--set=tracking.mlflow=null",
-        "--set=tracking.pictures=false",
     )
     assert same.stdout.strip() == run.id, same.stderr
     build_policy(

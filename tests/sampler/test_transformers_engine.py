@@ -195,6 +195,16 @@ def test_what_nobody_waits_for_ends(policy, requests, two_turns):
         assert one.token_ids == other.token_ids[: min(end, LOOK_EVERY)]
 
 
+def test_whoever_asks_is_told_of_every_ended_completion(policy, requests, two_turns):
+    told = []
+    engine = sampler(policy)
+    engine.on_ended = told.append
+    with engine.session() as session:
+        session.generate(requests, ANSWER)
+    assert sum(told) == sum(len(request.seeds) for request in requests)
+    assert len(told) > 1, "while others go on"
+
+
 def test_a_limit_of_its_own_ends_a_completion(policy, requests, two_turns):
     limits = [1, 5, 40]
     own = [replace(r, max_new_tokens=n) for r, n in zip(requests[:3], limits, strict=True)]

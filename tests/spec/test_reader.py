@@ -125,6 +125,29 @@ def test_settings_that_came_later_leave_the_digests_of_experiments_alone():
     assert spec.dump_resolved()["optimizer"]["mini_batches"] == 1
 
 
+def test_patience_is_read_where_earlier_runs_had_it():
+    spec = read_spec(RLCR.with_name("stock.yaml")).spec
+    tree = spec.dump_resolved()
+    rollout = dict(tree["rollout"])
+    rollout["live"] = {**rollout["live"], "patience": rollout.pop("patience")}
+    assert ExperimentSpec.from_record({**tree, "rollout": rollout}) == spec
+
+
+def test_settings_that_are_gone_are_read_where_they_meant_what_rlx_does():
+    changes = ["rollout.max_prompt_tokens={limit: 200}", "runner.launcher=ray"]
+    spec = read_spec(RLCR, changes).spec
+    tree = spec.dump_resolved()
+    tree["rollout"]["max_prompt_tokens"]["on_longer"] = "drop"
+    tree["runner"]["engine"] = "deepspeed"
+    tree["runner"]["launcher"]["resources"] = {}
+    tree["tracking"]["pictures"] = True
+    assert ExperimentSpec.from_record(tree) == spec
+    assert spec.digest == "ab9e85ed3a9cb97e", "as when it had `on_longer: drop`"
+    tree["rollout"]["max_prompt_tokens"]["on_longer"] = "truncate"
+    with pytest.raises(SpecError, match=r"has rollout\.max_prompt_tokens\.on_longer"):
+        ExperimentSpec.from_record(tree)
+
+
 def test_every_value_knows_its_origin():
     read = read_spec(RLCR, ["loss.dual_clip=null", "runner.device=cpu"])
     lines = RLCR.read_text().splitlines()

@@ -45,6 +45,9 @@ def test_every_key_and_the_words_below_it_are_there():
     assert "above 0" in part("TurnReward")["requires"]["description"]
     assert part("PretrainedModelSpec")["chat_template"]["description"]
     assert part("RewardsSpec").keys() == {"turn", "global"}
+    definitions = experiment_schema(load_all_plugins())["$defs"]
+    nested = definitions["estimator.two_level.ConfidenceSpec"]["properties"]
+    assert nested["ddof"]["description"].startswith("1 divides the variance")
 
 
 def test_plugin_names_are_examples():

@@ -33,7 +33,6 @@ SHORT_QUICK = {
     "model.warm_start.warmup_steps": 2,
     "evaluation.problems": 4,
     "tracking.mlflow": "null",
-    "tracking.pictures": "false",
     "runner.ranks": 2,
 }
 """Of quick.yaml on two ranks."""

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import guests
 import pytest
+from engines import needs_vllm
 
 from rlx.launch import find_run_differences
 
@@ -149,11 +150,13 @@ def play(problem, base_url, api_key):
 '''
 
 
-def test_an_agent_that_forks_its_history_trains(home):
+@pytest.mark.parametrize("engine", ["transformers", pytest.param("vllm", marks=needs_vllm)])
+def test_an_agent_that_forks_its_history_trains(home, engine):
     (home.folder / "forking.py").write_text(FORKING)
     home.environment["PYTHONPATH"] += os.pathsep + str(home.folder)
     other = "{rollout.schedule: agent, rollout.function: forking.py:play, rollout.max_turns: 5}"
     sets = {"phases.0.set": other, "phases.0.steps": 2, "estimator": "{name: grpo}"}
+    sets |= {} if engine == "transformers" else {"sampler": "{engine: vllm, kv_cache_mb: 32}"}
     run = submit(home, "agent.yaml", **sets)
     for _, trees, _ in home.bodies(home.run(run)):
         assert len(trees) == 4
@@ -165,6 +168,7 @@ def test_an_agent_that_forks_its_history_trains(home):
     with home.registry() as registry:
         figures = registry.results.metrics(run)
     assert all(value > 0 for _, value in figures["train/grad_norm"])
+    assert all(value <= 5e-5 for _, value in figures.get("sampler/drift", []))
     assert "all identities hold" in home.rlx("check", run).stdout
 
 

@@ -2,6 +2,7 @@
 
 import sys
 from collections import Counter
+from contextlib import closing, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -10,7 +11,8 @@ import pytest
 from rows import each_row
 from speech import Hashing
 
-from rlx.agents import AgentHost
+from rlx.agents import AgentHost, ProgramStarter
+from rlx.agents.programs import find_reason
 from rlx.model import Vocabulary, build_vocabulary_dialogue
 from rlx.plugin import Problem
 from rlx.rollout import build_rollout_plan, sample_rollout_trees
@@ -40,14 +42,15 @@ def _programs(monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(HERE / "agents"))
 
 
-def sample(problems, **options):
+def sample(problems, starter=None, **options):
     settings = {"function": "programs:play", "num_generations": 1, "max_turns": 4, "deadline": 20}
     spec = AgentRolloutSpec.model_validate({**settings, **options})
     session = Speaking()
-    trees = sample_rollout_trees(
-        build_rollout_plan(spec), problems, range(len(problems)), session, DIALOGUE,
-        AgentHost(spec, POLICY),
-    )  # fmt: skip
+    with nullcontext(starter) if starter else closing(ProgramStarter()) as starts:
+        trees = sample_rollout_trees(
+            build_rollout_plan(spec), problems, range(len(problems)), session, DIALOGUE,
+            AgentHost(spec, POLICY, starts),
+        )  # fmt: skip
     return trees, session
 
 
@@ -110,6 +113,51 @@ def test_a_program_that_fails_costs_one_rollout(what, reason):
     assert faults(other) == set()
     assert len(other.policy_segments) == 3
     assert not set(psutil.Process().children()) - before, "processes are left"
+
+
+@each_row(
+    "words, reason",
+    [
+        ("Traceback …:\n    raise Odd\nOdd: it is", "Odd: it is"),
+        ("x.mjs:9\nTypeError: no {\n  [cause]: Error: port\n}\n\nNode", "[cause]: Error: port"),
+        ("panic: no\n\ngoroutine 1 [running]:\nmain.main()", "panic: no"),
+    ],
+)  # fmt: skip
+def test_the_reason_of_a_failure_is_what_names_the_error(words, reason):
+    assert find_reason(words) == reason
+
+
+COUNTING = """
+import os, subprocess, sys
+from programs import talk
+with open(os.environ["COUNTED"], "a") as file:
+    file.write("imported\\n")
+
+def play(problem, address, key):
+    left = "import os, time; os.setsid(); print(flush=True); time.sleep(1000)"
+    subprocess.Popen([sys.executable, "-c", left], stdout=subprocess.PIPE).stdout.readline()
+    talk(problem, address, 1)
+"""
+
+
+def test_one_process_starts_the_programs_of_every_step(tmp_path, monkeypatch):
+    """A function is imported once, and nothing of a step is left in the next."""
+    monkeypatch.setenv("PYTHONPATH", f"{HERE / 'agents'}:{tmp_path}")
+    monkeypatch.setenv("COUNTED", str(tmp_path / "counted"))
+    (tmp_path / "counting.py").write_text(COUNTING)
+    before = set(psutil.Process().children())
+    with closing(ProgramStarter()) as starter:
+        for _ in range(2):
+            trees, _ = sample([problem("a"), problem("b")], starter, function="counting:play")
+            assert [faults(tree) for tree in trees] == [set(), set()]
+            (process,) = set(psutil.Process().children()) - before
+            assert process.children() == []
+        assert (tmp_path / "counted").read_text() == "imported\n"
+        process.kill()
+        process.wait()
+        trees, _ = sample([problem("a")], starter, function="counting:play")
+        assert faults(trees[0]) == set()
+    assert set(psutil.Process().children()) == before
 
 
 def test_a_command_has_the_problem_the_address_and_a_folder(tmp_path, monkeypatch):

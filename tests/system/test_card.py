@@ -2,11 +2,17 @@
 
 import json
 import shutil
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hub import open_hub
 
+import rlx
+from rlx.results.export import _copy_data, _write_text
 from rlx_registry import Registry
+
+EXPERIMENTS = Path(__file__).parents[2] / "experiments"
 
 REWARDS = '''
 def brevity(sample, *, longest: int = 40) -> float:
@@ -46,6 +52,32 @@ def test_another_home_has_the_figures(own_home, run, card, tmp_path):
     text = (card / "README.md").read_text()
     assert f"digest `{run.digest}`" in text and "## What it must not be used for" in text
     assert f"{after['metrics']['accuracy']:.3f} [" in text
+
+
+def test_copied_data_keep_the_digest_where_their_paths_are_free(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    outside, folder = tmp_path / "outside.jsonl", tmp_path / "model"
+    (tmp_path / "sets").mkdir()
+    folder.mkdir()
+    named = {"train": "sets/a.jsonl", "test": str(outside), "more": ["README.md", "sets/a.jsonl"]}
+    for path in ("sets/a.jsonl", outside, "README.md"):
+        Path(path).write_text(str(path))
+    copied = _copy_data(named, folder)
+    assert copied == {
+        "train": "sets/a.jsonl",
+        "test": "data/outside.jsonl",
+        "more": ["data/README.md", "sets/a.jsonl"],
+    }
+    assert (folder / "sets" / "a.jsonl").read_text() == "sets/a.jsonl"
+    (folder / "sets" / "a.jsonl").write_text("of another experiment")
+    assert _copy_data("sets/a.jsonl", folder) == "data/a.jsonl"
+
+
+def test_a_card_says_which_model_the_training_needs():
+    spec = rlx.read(EXPERIMENTS / "smollm2_grpo.yaml").spec
+    run = SimpleNamespace(name="a", steps_total=1, seed=0, digest="d", plugins=[])
+    text = "\n".join(_write_text(run, spec.dump_resolved(), 1, [], []))
+    assert f"The training begins with {spec.model.path}, which is not part" in text
 
 
 def test_a_card_has_the_figures_of_every_tool(own_home, run, tmp_path):

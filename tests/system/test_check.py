@@ -22,7 +22,7 @@ from rlx.probe import ProbeContext
 from rlx.record.recorder import Recorder
 from rlx.record.rollouts import read_step, rollout_table
 from rlx.reward import RewardPool, score_rollouts
-from rlx.rollout import Completion, sample_rollout_trees
+from rlx.rollout import Completion, PromptFit, sample_rollout_trees
 from rlx.run.probes import build_probe_records, probe_problems, record_probe_results
 from rlx.run.streams import build_trained_rows
 from rlx.spec import ExperimentSpec
@@ -393,7 +393,8 @@ def record_probes(registry, pool):
         correct="_accuracy",
         pool=pool,
     )
-    found = probe_problems(spec.probe, means, spec.seed, None, lambda _: None)
+    fit = PromptFit(parts.plan, Characters(), None, None)
+    found = probe_problems(spec.probe, means, fit, spec.seed, None, lambda _: None)
     recorder = Recorder(registry, run.id, keep_bodies=True)
     for step, label in ((0, "before"), (1, "after")):
         told = build_probe_records(found, spec.probe, spec.seed, step)

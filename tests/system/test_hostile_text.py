@@ -57,7 +57,7 @@ SPEC = {
     "rewards": {"turn": {EVIL: {"plugin": "rude", "turn": "answer"}}},
     "estimator": {"name": "grpo"},
     "evaluation": {"problems": 4, "correct": EVIL},
-    "tracking": {"mlflow": None, "pictures": False},
+    "tracking": {"mlflow": None},
     "phases": [{"name": EVIL, "steps": 1}],
 }
 RAW = re.compile("[\x00-\x08\x0b-\x1f\x7f\u202e\ud800-\udfff]")

@@ -117,6 +117,16 @@ def test_a_judge_without_a_verdict_is_absent_with_its_reason(trouble, fault):
         server.close()
 
 
+def test_an_unreadable_reply_is_asked_for_with_another_seed():
+    server = JudgeServer(say_number, lambda prompt: ["form", "500", "form"])
+    try:
+        with RewardPool(1, 1024) as pool:
+            pool.score(build_jobs(server, 1))
+        assert server.seeds == [0, 100, 100, 200]
+    finally:
+        server.close()
+
+
 def count_kept(path):
     if not path.exists():
         return 0
@@ -187,6 +197,24 @@ def test_a_judged_run_that_is_killed_half_way_asks_nobody_twice(home):
         server.close()
 
 
+def test_a_run_ends_with_a_checkpoint_when_its_judge_has_cost_enough(home):
+    server = JudgeServer(lambda prompt: f'{{"score": {zlib.crc32(prompt.encode()) % 11}}}')
+    judged = {"plugin": "judge", "turn": "answer", "model": "m", "base_url": server.url,
+              "key": None, "question": "{target}", "deadline": 600, "spend_at_most": 1e-9,
+              "price": {"prompt": 1, "completion": 2}}  # fmt: skip
+    sets = {**home.brief, "runner.checkpoint.every": 0, "rewards.turn.judged": json.dumps(judged)}
+    try:
+        done = home.rlx("submit", home.yaml, "-q", "--again", sets=sets)
+        assert done.returncode == 1
+        run = home.run(done.stdout.strip())
+        assert run.reason.endswith("1e-09 is their limit; a checkpoint of step 1 is written")
+        with home.registry() as registry:
+            (left,) = registry.results.checkpoints(run.id)
+        assert left.step == run.step == 1
+    finally:
+        server.close()
+
+
 def test_rankings_and_limits_per_minute():
     def prefer(prompt):
         first, second = map(int, re.findall(r"answer number (\d+)", prompt))
@@ -231,10 +259,9 @@ def test_a_model_that_rlx_serves_is_a_judge(tmp_path):
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     serve = [sys.executable, "-c", MAIN, "serve", "latest", "--no-token", "--port", str(port)]
-    written = yaml.safe_load((ROOT / "experiments" / "judged" / "policy.yaml").read_text())
-    options = written["rewards"]["turn"]["judged"]
-    own = {name: value for name, value in options.items() if name in Judge.model_fields}
-    judge = Judge(**{**own, "base_url": f"http://127.0.0.1:{port}/v1"})
+    url = f"http://127.0.0.1:{port}/v1"
+    judge = build_judge(Judge, "policy.yaml", "judged", url)
+    comparing = build_judge(JudgeRanking, "ranked.yaml", "ranked", url)
     pairs = [(w, s, n) for w, s in (("plus", "+"), ("minus", "-"), ("times", "*")) for n in (3, 44)]
     rows = [
         Sample(
@@ -255,9 +282,21 @@ def test_a_model_that_rlx_serves_is_a_judge(tmp_path):
             wait_until("the judge to listen", listens)
             with RewardPool(1, 1024) as pool:
                 outcomes = pool.score([RewardJob(judge, (row,), 300.0) for row in rows])
+                groups = [tuple(rows[at : at + 3]) for at in range(0, len(rows), 3)]
+                ranked = pool.score([RewardJob(comparing, group, 300.0) for group in groups])
         finally:
             process.kill()
     values = list_values(outcomes)
     assert set(values) <= {0.0, 1.0}, values
     right, wrong = values[::3], [*values[1::3], *values[2::3]]
     assert sum(right) / len(right) > sum(wrong) / len(wrong)
+    places = [[verdict.value for verdict in outcome.verdicts] for outcome in ranked]
+    assert sum(first for first, *_ in places) / len(places) > 0.5, places
+
+
+def build_judge(kind, name, reward, url):
+    """The judge of a shipped experiment, at another address."""
+    written = yaml.safe_load((ROOT / "experiments" / "judged" / name).read_text())
+    options = written["rewards"]["turn"][reward]
+    own = {option: value for option, value in options.items() if option in kind.model_fields}
+    return kind(**{**own, "base_url": url})

@@ -58,8 +58,8 @@ def sample(host, replayable):
     return sample_rollout_trees(plan, problems, range(PROBLEMS), session, Characters(), host)
 
 
-def hosted(folder, pool, world, every, whom="worker", **live):
-    spec = EnvironmentRolloutSpec.model_validate({**SETTINGS, "live": live})
+def hosted(folder, pool, world, every, whom="worker", patience=None, **live):
+    spec = EnvironmentRolloutSpec.model_validate({**SETTINGS, "live": live, "patience": patience})
     limits = spec.resolve_limits(replayable=world.replayable)
     return Killing(world(folder=str(folder)), pool, limits, every=every, whom=whom)
 

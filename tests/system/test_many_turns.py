@@ -9,7 +9,7 @@ import guests
 import pytest
 
 SPEC = Path(__file__).with_name("many_turns.yaml")
-QUIET = {"tracking.mlflow": "null", "tracking.pictures": "false"}
+QUIET = {"tracking.mlflow": "null"}
 UNMASKED = ("unmasked", "turns unmasked", "literal")
 
 

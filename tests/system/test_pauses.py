@@ -18,9 +18,9 @@ def events(home, run_id):
 def shown(home, run_id):
     """The run's status, as every reader has it."""
     with home.registry() as registry:
-        (listed,) = [run.id for run in registry.runs(status="lost")] or [None]
+        (listed,) = [run.id for run in registry.runs(statuses=["lost"])] or [None]
         counted = registry.queries.statuses().get("lost", 0)
-        (row,) = [row for row in registry.queries.supervised_runs() if row.id == run_id]
+        (row,) = [row for row in registry.queries.run_rows() if row.id == run_id]
     return (home.json("status", run_id)["status"], row.effective_status, listed, counted)
 
 

@@ -25,7 +25,6 @@ SMALL = {
     "loss.old_logprobs": "learner",
     "runner.checkpoint.keep_finished": "true",
     "tracking.mlflow": "null",
-    "tracking.pictures": "false",
 }
 OF = {
     "rlcr_asked": {

@@ -12,6 +12,7 @@ from rlx.model import build_policy
 from rlx.phase_setup import build_setup
 from rlx.probe.statistics import GRID
 from rlx.reward import RewardPool
+from rlx.run.collect import build_prompt_fit
 from rlx.run.probes import build_probe_context, probe_problems
 from rlx.sampler import TransformersSampler
 from rlx.spec import ExperimentSpec, PretrainedModelSpec
@@ -33,7 +34,6 @@ SMALL = {
     "rollout.num_generations_confidence": 3,
     "evaluation.problems": 8,
     "tracking.mlflow": "null",
-    "tracking.pictures": "true",
     "probe": f"{{every: 2, problems: {PROBLEMS}, samples: {SAMPLES}, max_new_tokens: 12, "
     "schemes: [early_answering, mistake]}",
 }
@@ -47,6 +47,8 @@ class Probed:
         self.home = home
         self.submitted = home.rlx("submit", home.yaml, sets=SMALL)
         assert self.submitted.returncode == 0, self.submitted.stderr
+        drawn = home.rlx("status", "r-0001", "--pictures")
+        assert drawn.returncode == 0, drawn.stderr
         self.record = home.run("r-0001")
         self.root = Path(self.record.directory)
         self.evaluations = self.stored()
@@ -190,9 +192,10 @@ def test_two_ranks_find_what_one_finds(probed):
 
     with RewardPool(workers=1, memory_mb=1024) as pool:
         means = build_probe_context(parts, policy, sampler, pool)
+        fit = build_prompt_fit(policy, parts)
 
         def found(ranks):
-            return probe_problems(spec.probe, means, spec.seed, ranks, lambda _: None)
+            return probe_problems(spec.probe, means, fit, spec.seed, ranks, lambda _: None)
 
         found(Rank(0))
         assert repr(found(Rank(1))) == repr(found(None))  # nan is not nan

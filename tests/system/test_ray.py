@@ -110,8 +110,6 @@ def test_a_killed_driver_leaves_nothing_and_the_run_goes_on(own_home, cluster):
     [
         ({"address": "http://head:8265"}, "launcher.address"),
         ({"address": "local"}, "launcher.address"),
-        ({"resources": {"CPU": 1.5}}, "Ray takes whole numbers above 1"),
-        ({"resources": {"CPU": 0}}, "greater than 0"),
     ],
 )
 def test_settings_that_cannot_be_meant(launcher, reason):

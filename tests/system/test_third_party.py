@@ -126,21 +126,6 @@ def test_the_examples_plugins_keep_their_promises(name, rlx):
     assert "✓ matches its examples" in done.stdout or name == "one_span"
 
 
-def test_its_folder_and_its_wheel_are_checked_without_installing(tmp_path):
-    options = ("--no-deps", "--no-build-isolation", "--no-index", "--quiet", "-w", str(tmp_path))
-    subprocess.run([sys.executable, "-m", "pip", "wheel", *options, str(EXAMPLE)], check=True)
-    (wheel,) = tmp_path.glob("*.whl")
-    for path in (EXAMPLE, wheel):
-        command = ["plugins", "check", str(path), "--kind", "estimator", "--json"]
-        done = subprocess.run(
-            [sys.executable, "-c", MAIN, *command], cwd=tmp_path, capture_output=True, text=True
-        )
-        assert done.returncode == 0, done.stdout
-        (entry,) = json.loads(done.stdout)
-        assert (entry["name"], entry["from"]) == ("leave_one_out", "rlx-example 0.1.0")
-        assert all(promise["state"] == "kept" for promise in entry["promises"])
-
-
 @pytest.mark.parametrize("folder", [EXAMPLE, GUESS], ids=lambda path: path.name)
 def test_its_own_tests_pass(folder, installed_into, tmp_path):
     done = subprocess.run(
@@ -190,7 +175,6 @@ GAME = {
     "rollout.num_generations": 4,
     "evaluation.problems": 6,
     "tracking.mlflow": "null",
-    "tracking.pictures": "false",
     "rewards.turn.tidy": "{plugin: few_errors, key: wasted, turn: '*', weight: 0.1}",
 }
 CREDIT = {

@@ -23,7 +23,6 @@ BRIEF = {
     "evaluation.problems": 2,
     "runner.checkpoint.every": 1,
     "tracking.mlflow": "null",
-    "tracking.pictures": "false",
 }
 
 

@@ -6,16 +6,19 @@ import os
 import shutil
 import signal
 import struct
+import subprocess
+import sys
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from patience import signal_processes
+from patience import LIMIT, signal_processes, wait_until
 from submissions import submit
+from wandb_server import open_wandb
 
 from rlx.record import TrackerUnavailableError, open_senders
 from rlx.record.tracker import make_legal_key
-from rlx_registry import ENDED, Registry
+from rlx_registry import Registry
 
 LIBRARIES = ("tensorboard", "wandb")
 TRACKERS = [{"kind": "tensorboard"}, {"kind": "wandb", "mode": "offline"}]
@@ -193,17 +196,70 @@ def test_a_store_that_was_damaged_or_lost_is_written_anew(registry, tmp_path):
     assert not list(logs.glob("*/*"))
 
 
-def test_a_server_of_wandb_that_is_away_is_asked_again(registry, tmp_path, monkeypatch):
-    monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:1")
-    monkeypatch.setenv("WANDB_API_KEY", "0" * 40)
-    monkeypatch.setattr("rlx.record.wandb_tracker.INIT_SECONDS", 1)
-    run = submit(registry, spec={"tracking": {"trackers": [{"kind": "wandb", "entity": "ann"}]}})
-    (tmp_path / "run").mkdir()
-    registry.update_run(run.id, directory=tmp_path / "run")
-    registry.transition(run.id, ["submitted"], "finished")
-    assert registry.run(run.id).effective_status in ENDED
+@pytest.fixture
+def online(registry, tmp_path, monkeypatch):
+    """A run that is sent to a server, which does not listen yet, and the server."""
+    with open_wandb() as server:
+        monkeypatch.setenv("WANDB_BASE_URL", server.url)
+        monkeypatch.setenv("WANDB_API_KEY", "0" * 40)
+        run = submit(
+            registry, spec={"tracking": {"trackers": [{"kind": "wandb", "entity": "ann"}]}}
+        )
+        (tmp_path / "run").mkdir()
+        registry.update_run(run.id, directory=tmp_path / "run")
+        registry.transition(run.id, ["submitted"], "running")
+        yield run, server
+
+
+SEND = """
+from rlx.record import open_senders
+from rlx_registry import Registry
+with Registry.open({url!r}) as registry:
+    (sender,) = open_senders(registry, registry.run({run_id!r}))
+    print(sender.send())
+"""
+
+
+def test_a_server_of_wandb_that_was_away_has_every_point_once(
+    registry, online, tmp_path, monkeypatch
+):
+    run, server = online
+
+    def add(*steps):
+        for step in steps:
+            values = {"train/loss": 1 / (step + 1), "eval/pass@8": step / 7}
+            registry.results.add_metrics(run.id, step, values, at=1e9 + step)
+
+    add(0, 1, 2)
     (sender,) = open_senders(registry, registry.run(run.id))
+    monkeypatch.setattr("rlx.record.wandb_tracker.INIT_SECONDS", 1)
     for _ in range(2):
         with pytest.raises(TrackerUnavailableError, match=r"Weights & Biases \(online\): "):
             sender.catch_up()
+    assert not server.rows
+    monkeypatch.setattr("rlx.record.wandb_tracker.INIT_SECONDS", LIMIT)
+    server.listen()
+    send = SEND.format(url=f"sqlite:///{tmp_path}/registry.db", run_id=run.id)
+    sent = subprocess.run([sys.executable, "-c", send], capture_output=True, check=True)
+    assert sent.stdout == b"6\n"
+    add(3, 4)
+    assert sender.send() == 4, "what the server has is not sent again"
+    server.is_away = True
+    add(5, 6)
+    assert sender.send() == 4, "the run goes on"
+    wait_until("the client to ask in vain", lambda: server.refused)
+    server.is_away = False
+    add(7)
+    registry.transition(run.id, ["running"], "finished")
     assert sender.is_behind
+    sender.catch_up()
+    assert not sender.is_behind
+    (rows,) = server.rows.values()
+    points = [
+        ((name, row["step"]), value)
+        for row in rows
+        for name, value in row.items()
+        if name != "step" and not name.startswith("_")
+    ]
+    assert len(points) == len(dict(points)) == 16
+    assert dict(points) == read_registry(registry, run.id)

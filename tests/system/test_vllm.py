@@ -20,7 +20,6 @@ SETS = {
     "phases.1.steps": 6,
     "evaluation.problems": 8,
     "tracking.mlflow": "null",
-    "tracking.pictures": "false",
     "runner.max_attempts": 1,
 }
 

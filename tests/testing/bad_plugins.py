@@ -95,6 +95,16 @@ def trusting(sample):
     return float(sample.response)
 
 
+class beyond_its_range(Reward):
+    """Pays more than it promises for a text that no example shows."""
+
+    def value_range(self):
+        return 0.0, 1.0
+
+    def score(self, sample):
+        return 2.0 if "nan" in sample.response else 1.0
+
+
 @reward(scope="group")
 def by_position(samples):
     """Favours whoever comes first."""

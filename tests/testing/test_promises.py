@@ -35,8 +35,6 @@ from rlx.testing.promise import run_checks
 ELSEWHERE = {"command", "judge", "judge.rank", "python_tests", "verifiers"}
 """Need a sandbox, a server or an interpreter of their own: tests/system and tests/gyms check their
 promises."""
-SEARCHED = "pays only for solutions"
-"""The promise that test_adversary.py keeps of every shipped reward, by a search of its own."""
 
 OURS = [
     (f.kind, f.name)
@@ -82,8 +80,7 @@ def test_every_plugin_that_rlx_ships_keeps_every_promise(options, subtests):
                 if given is None
                 else build_plugin(PluginUse(plugin=name, **given), kind)
             )
-            checks = [c for c in list_plugin_checks(kind) if c.name != SEARCHED]
-            run_checks(checks, plugin)
+            run_checks(list_plugin_checks(kind), plugin)
 
 
 def test_every_reward_that_rlx_ships_has_gold_wrong_and_hostile_examples(subtests):
@@ -118,6 +115,7 @@ def test_a_bad_reward_breaks_the_right_promise(subtests):
         (bad.scribbles, "does not modify samples"),
         (bad.sorts, "does not modify samples"),
         (bad.trusting, "tolerates hostile text"),
+        (bad.beyond_its_range, "keeps within its value_range"),
         (bad.by_position, "ignores the order of samples"),
         (bad.spread, "accepts a single sample"),
     ):

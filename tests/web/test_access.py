@@ -12,7 +12,7 @@ from starlette.websockets import WebSocketDisconnect
 
 from rlx.cli import main
 from rlx.cli.web import choose_address
-from rlx_web import Access
+from rlx_web import Access, create_app
 from rlx_web.access import HEADERS, AccessGuard
 
 PAGES = [
@@ -245,6 +245,17 @@ def test_a_form_without_the_secret_of_this_process_writes_nothing(empty, registr
         response = empty.post(f"/runs/{run}/stop", content=content, headers=headers)
         assert response.status_code == 403, content
         assert registry.run(run) == before, content
+
+
+def test_a_page_makes_no_registry_and_waits_for_no_writer(empty, registry, tmp_path):
+    missing = tmp_path / "none" / "registry.db"
+    app = create_app(f"sqlite:///{missing}", Access(token=None))
+    assert TestClient(app, base_url=OURS).get("/").status_code == 503
+    assert not missing.parent.exists()
+    submit(registry)
+    with registry.database.open_writer() as connection:
+        connection.exec_driver_sql("DELETE FROM rlx_metric")
+        assert "r-0001" in empty.page("/").text
 
 
 def test_only_post_writes(empty, registry):

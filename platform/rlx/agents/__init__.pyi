@@ -3,6 +3,7 @@ from .programs import (
     AgentProgram,
     EndedProgram,
     ProgramRunner,
+    ProgramStarter,
     compute_command_digests,
 )
 from .requests import AgentRequests
@@ -14,6 +15,7 @@ __all__ = [
     "AgentRequests",
     "EndedProgram",
     "ProgramRunner",
+    "ProgramStarter",
     "build_rollout_host",
     "compute_command_digests",
 ]

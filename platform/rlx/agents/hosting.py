@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING
 
+from rlx.agents.programs import ProgramStarter
 from rlx.phase_setup import PhaseSetup, build_environment_host
 from rlx.reward import RewardPool
 from rlx.rollout import RolloutHost
@@ -17,7 +18,7 @@ def build_rollout_host(
 
     Args:
         setup: the phase.
-        pool: workers that run environments.
+        pool: workers that run environments; what starts agents lasts as long as they do.
         policy: the policy's tokenizer and dialogue format, for agents.
     """
     agent = setup.plan.agent
@@ -25,4 +26,4 @@ def build_rollout_host(
         return build_environment_host(setup, pool)
     from rlx.agents.sampling import AgentHost  # its endpoint brings transformers and FastAPI
 
-    return AgentHost(agent, policy)
+    return AgentHost(agent, policy, pool.keep(ProgramStarter))

@@ -3,12 +3,13 @@
 import hashlib
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +23,11 @@ from rlx.text import shorten_for_record
 
 LONGEST_TAIL = 300
 """Characters of a program's last words that are kept with the reason of its failure."""
+_LAST_WORDS = 4096
+"""Bytes of a program's output in which the reason of its failure is looked for."""
+_ERROR = re.compile(
+    r"^ *(?:\[cause\]: )?[\w.]*(?:error|exception|panic)\b.*$", re.IGNORECASE | re.MULTILINE
+)
 _MIB = 1 << 20
 _LOCAL = "127.0.0.1,localhost"
 
@@ -56,27 +62,76 @@ class EndedProgram:
     fault: str | None
 
 
+class ProgramStarter:
+    """The process that starts programs, which imports a function once for all of its calls.
+
+    It begins with its first order.
+    """
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+        self.folder: Path
+
+    def begin(self) -> None:
+        """Starts the process, unless it runs."""
+        if self._process is not None and self._process.poll() is None:
+            return
+        self.close()
+        self.folder = Path(tempfile.mkdtemp(prefix="rlx-agents-"))
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "rlx.agents.starter", str(self.folder)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            start_new_session=True,
+        )
+
+    def order(self, **order: Any) -> None:
+        """Has an order carried out."""
+        assert self._process is not None and self._process.stdin is not None
+        with suppress(BrokenPipeError):  # whoever reads its reports notices that it has ended
+            self._process.stdin.write(json.dumps(order).encode() + b"\n")
+            self._process.stdin.flush()
+
+    def read_reports(self) -> Iterator[dict[str, Any]]:
+        """Yields reports until the process ends."""
+        assert self._process is not None and self._process.stdout is not None
+        return map(json.loads, iter(self._process.stdout.readline, b""))
+
+    def close(self) -> None:
+        """Ends the process with all that it started."""
+        if self._process is None:
+            return
+        assert self._process.stdin is not None and self._process.stdout is not None
+        with suppress(BrokenPipeError):
+            self._process.stdin.close()
+        self._process.wait()
+        self._process.stdout.close()
+        shutil.rmtree(self.folder, ignore_errors=True)
+        self._process = None
+
+
 class ProgramRunner:
     """Starts programs and reports how they end; a context manager that ends those that are left.
 
     Args:
         spec: what to run, and its limits.
+        starter: starts them, those of no other runner meanwhile.
         report: called from another thread with every program that ended.
     """
 
-    def __init__(self, spec: AgentRolloutSpec, report: Callable[[EndedProgram], None]) -> None:
-        self._spec, self._report = spec, report
+    def __init__(
+        self,
+        spec: AgentRolloutSpec,
+        starter: ProgramStarter,
+        report: Callable[[EndedProgram], None],
+    ) -> None:
+        self._spec, self._starter, self._report = spec, starter, report
         self._command = None if spec.command is None else list(map(_anchor_argument, spec.command))
         self._running: set[int] = set()
 
     def __enter__(self) -> Self:
-        self._folder = Path(tempfile.mkdtemp(prefix="rlx-agents-"))
-        self._starter = subprocess.Popen(
-            [sys.executable, "-m", "rlx.agents.starter", str(self._folder)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            start_new_session=True,
-        )
+        self._starter.begin()
+        self._is_lost = False
         self._reader = Thread(target=self._read_reports, name="rlx-agents", daemon=True)
         self._reader.start()
         return self
@@ -87,13 +142,10 @@ class ProgramRunner:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        assert self._starter.stdin is not None and self._starter.stdout is not None
-        with suppress(BrokenPipeError):
-            self._starter.stdin.close()
-        self._starter.wait()
+        self._starter.order(end=True)
         self._reader.join()
-        self._starter.stdout.close()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        if self._is_lost:
+            self._starter.close()  # the next begins another
 
     def start(self, program: AgentProgram) -> None:
         """Starts a program in a folder of its own."""
@@ -104,7 +156,7 @@ class ProgramRunner:
         unproxied = ",".join([_LOCAL, *others])
         memory = self._spec.memory_mb
         self._running.add(program.number)
-        self._order(
+        self._starter.order(
             number=program.number,
             command=self._command,
             function=self._spec.function,
@@ -124,22 +176,18 @@ class ProgramRunner:
 
     def kill(self, number: int) -> None:
         """Kills a program and what it started; its end is reported as of any other."""
-        self._order(kill=number)
-
-    def _order(self, **order: Any) -> None:
-        assert self._starter.stdin is not None
-        with suppress(BrokenPipeError):  # the reader reports it
-            self._starter.stdin.write(json.dumps(order).encode() + b"\n")
-            self._starter.stdin.flush()
+        self._starter.order(kill=number)
 
     def _locate(self, number: int) -> Path:
-        return self._folder / str(number)
+        return self._starter.folder / str(number)
 
     def _read_reports(self) -> None:
-        assert self._starter.stdout is not None
-        for line in self._starter.stdout:
-            report = json.loads(line)
+        for report in self._starter.read_reports():
+            if "number" not in report:
+                break
             self._end(report["number"], report)
+        else:
+            self._is_lost = True
         for number in list(self._running):
             self._end(number, {"fault": "the process that starts programs has ended"})
 
@@ -158,14 +206,20 @@ class ProgramRunner:
             size = output.seek(0, os.SEEK_END)
             if size >= self._spec.file_mb * _MIB:
                 return f"it printed more than {self._spec.file_mb} MiB"
-            output.seek(max(0, size - 4 * LONGEST_TAIL))
+            output.seek(max(0, size - _LAST_WORDS))
             said = output.read()
         if code == -signal.SIGXFSZ:
             return f"it wrote a file of more than {self._spec.file_mb} MiB"
         how = f"signal {-code}" if code < 0 else f"exit code {code}"
-        words = said.decode(errors="replace").strip().splitlines()
-        tail = f": {words[-1].strip()}" if words else ""
-        return shorten_for_record(how + tail, LONGEST_TAIL)
+        words = said.decode(errors="replace").strip()
+        return shorten_for_record(f"{how}: {find_reason(words)}" if words else how, LONGEST_TAIL)
+
+
+def find_reason(words: str) -> str:
+    """The line of a program's last words that names an error: some runtimes print where it arose,
+    and their own version, after it. Without one, the last line."""
+    lines = _ERROR.findall(words) or words.splitlines()
+    return str(lines[-1]).strip()
 
 
 def compute_command_digests(spec: AgentRolloutSpec) -> list[str]:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from rlx.agents.endpoint import AgentEndpoint, TurnOutcome, TurnQueue
-from rlx.agents.programs import AgentProgram, EndedProgram, ProgramRunner
+from rlx.agents.programs import AgentProgram, EndedProgram, ProgramRunner, ProgramStarter
 from rlx.agents.requests import AgentRequests
 from rlx.plugin import Problem
 from rlx.rollout import (
@@ -66,10 +66,13 @@ class AgentHost:
     Args:
         spec: what they are, and their limits.
         policy: the policy's tokenizer and dialogue format.
+        starter: starts the programs.
     """
 
-    def __init__(self, spec: AgentRolloutSpec, policy: ServedPolicy) -> None:
-        self._spec, self._policy = spec, policy
+    def __init__(
+        self, spec: AgentRolloutSpec, policy: ServedPolicy, starter: ProgramStarter
+    ) -> None:
+        self._spec, self._policy, self._starter = spec, policy, starter
 
     def sample_trees(
         self,
@@ -103,7 +106,10 @@ class AgentHost:
                 ended.append(program)
                 queue.changed.notify()
 
-        with AgentEndpoint(queue) as endpoint, ProgramRunner(self._spec, note_end) as runner:
+        with (
+            AgentEndpoint(queue) as endpoint,
+            ProgramRunner(self._spec, self._starter, note_end) as runner,
+        ):
             loop = _SamplingLoop(self._spec, plan, queue, endpoint, runner, session, dialogue)
             loop.run(rollouts, problems, ended)
         _note_faults([rollout.recorder.fault for rollout in rollouts])

@@ -1,7 +1,8 @@
 """The process that starts the programs of agents, each in a session and a folder of its own.
 
 It imports a function once and forks for each of its calls. It reads orders and writes reports as
-lines of JSON; where its parent is gone, it ends all that it started.
+lines of JSON: one of each program that ended, and an empty one when it was to end all that is left.
+Where its parent is gone, it does so too.
 """
 
 import asyncio
@@ -64,6 +65,11 @@ class _Starter:
                     self._carry_out(json.loads(line))
 
     def _carry_out(self, order: Mapping[str, Any]) -> None:
+        if "end" in order:
+            kill_descendants()
+            self._running.clear()
+            self._write_report()
+            return
         if "kill" in order:
             for pid in [pid for pid, number in self._running.items() if number == order["kill"]]:
                 _kill_program(pid)

@@ -134,7 +134,7 @@ class GroupView:
 
     def _find_accuracy(self, run: RunRecord) -> str:
         """Returns the newest accuracy on held-out problems; in parentheses before training."""
-        found = self._registry.queries.evaluation_figures(run.id, "held_out")
+        found = self._registry.results.evaluations(run.id, "held_out", with_payload=False)
         newest = max(found, key=lambda one: one.step, default=None)
         accuracy = None if newest is None else newest.metrics.get("accuracy")
         if newest is None or accuracy is None:

@@ -76,7 +76,10 @@ def plan(
     from rlx.cli.console import open_console
     from rlx.plan import show_plan
 
-    show_plan(report, selected, open_console(), full=full or bool(numbers) or every is not None)
+    console, full = open_console(), full or bool(numbers) or every is not None
+    show_plan(report, selected, console, full=full)
+    if not full:
+        console.print("--full shows every token, group and part of memory", style="dim")
     sys.stdout.flush()
     if trial is not None:
         print_text("\n".join(trial.list_lines()))

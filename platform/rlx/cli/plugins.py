@@ -4,17 +4,10 @@ import builtins
 import json
 import keyword
 import re
-import sys
-import tempfile
-import tomllib
 import traceback
 import types
-import zipfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
-from importlib.machinery import PathFinder
-from importlib.metadata import distributions
 from importlib.resources import files
 from importlib.util import find_spec
 from inspect import cleandoc
@@ -57,7 +50,6 @@ from rlx.plugin_files import KeptPlugin, keep_plugin_file
 from rlx.spec import PluginUse, read_field_meanings
 from rlx.spec.reading import did_you_mean, parse_yaml_document
 from rlx.testing import (
-    FindsToJudge,
     PromiseCheck,
     first_import,
     list_plugin_checks,
@@ -65,7 +57,7 @@ from rlx.testing import (
 )
 from rlx.text import escape_unprintable
 
-_MARKS = {"kept": "✓", "broken": "✗", "open": "?", "skipped": "-"}
+_MARKS = {"kept": "✓", "broken": "✗", "skipped": "-"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,30 +66,28 @@ class PromiseVerdict:
 
     Attributes:
         promise: name of the promise.
-        state: "skipped" if the promise does not apply, "open" if the author has to judge.
+        state: "skipped" if the promise does not apply.
         why: why it is not kept; "" if it is.
         help: how to fix it; "" unless it is broken.
-        notes: lines about what the check found.
     """
 
     promise: str
-    state: Literal["kept", "broken", "open", "skipped"]
+    state: Literal["kept", "broken", "skipped"]
     why: str = ""
     help: str = ""
-    notes: tuple[str, ...] = ()
 
 
 def run_conformance_checks(
-    what: str,
+    name: str,
     kind: str | None,
     options: Sequence[str],
     *,
     as_json: bool,
 ) -> int:
-    """Checks a plugin, or every plugin of a distribution, and prints the results.
+    """Checks the plugins with a name, one per kind, and prints the results.
 
     Args:
-        what: name of an installed plugin, or path of a distribution.
+        name: as of `find_named_plugins`.
         kind: check only plugins of this kind.
         options: "key=value" each; only if a single plugin is checked.
         as_json: print JSON instead of lines.
@@ -108,41 +98,25 @@ def run_conformance_checks(
     Raises:
         RlxError: nothing could be checked.
     """
+    if kind is not None and kind not in GROUPS:
+        raise SpecError(f"no plugin kind {kind!r}; there are: {', '.join(GROUPS)}")
+    plugins = [found for found in find_named_plugins(name) if kind in (None, found.kind)]
+    if not plugins:
+        raise PluginError(f"{escape_unprintable(name)} provides no {kind} plugin")
+    values = _parse_plugin_options(options)
+    if values and len(plugins) > 1:
+        kinds = ", ".join(f.kind for f in plugins)
+        raise SpecError(f"--option is for one plugin, and these are {kinds}: add --kind")
     entries = []
-    with ExitStack() as stack:
-        plugins = _select_requested_plugins(what, kind, stack)
-        values = _parse_plugin_options(options)
-        if values and len(plugins) > 1:
-            kinds = ", ".join(f.kind for f in plugins)
-            raise SpecError(f"--option is for one plugin, and these are {kinds}: add --kind")
-        for number, found in enumerate(plugins):
-            if not as_json:
-                title = f"{found.name}  ({found.kind}, {found.source})"
-                print_text(("\n" if number else "") + escape_unprintable(title))
-            entries.append(_check_plugin_promises(found, values, aloud=not as_json))
+    for number, found in enumerate(plugins):
+        if not as_json:
+            title = f"{found.name}  ({found.kind}, {found.source})"
+            print_text(("\n" if number else "") + escape_unprintable(title))
+        entries.append(_check_plugin_promises(found, values, aloud=not as_json))
     if as_json:
         print_json(entries)
     codes = [entry["exit_code"] for entry in entries if entry["exit_code"]]
     return min(codes, default=0)
-
-
-def _select_requested_plugins(
-    what: str, kind: str | None, stack: ExitStack
-) -> list[InstalledPlugin]:
-    if kind is not None and kind not in GROUPS:
-        raise SpecError(f"no plugin kind {kind!r}; there are: {', '.join(GROUPS)}")
-    path = Path(what)
-    known = any(f.name == what.rpartition(":")[2] for f in list_installed_plugins())
-    in_file = keep_plugin_file(what) != what
-    if (path.exists() and not known) or path.suffix == ".whl" or ("/" in what and not in_file):
-        distribution = stack.enter_context(add_to_sys_path(path))
-        plugins = [f for f in list_installed_plugins() if f.distribution == distribution]
-    else:
-        plugins = find_named_plugins(what)
-    plugins = [f for f in plugins if kind in (None, f.kind)]
-    if not plugins:
-        raise PluginError(f"{escape_unprintable(what)} provides no {kind} plugin")
-    return plugins
 
 
 def _parse_plugin_options(texts: Sequence[str]) -> dict[str, Any]:
@@ -176,17 +150,14 @@ def _check_plugin_promises(
     broken = sum(v.state == "broken" for v in verdicts)
     if aloud:
         kept = sum(v.state == "kept" for v in verdicts)
-        unsure = sum(v.state == "open" for v in verdicts)
-        text = f"{kept} kept, {broken} broken" if broken else f"all {kept} promises hold"
-        print_text(f"  {text}" + (f", {unsure} for you to judge" if unsure else ""))
+        print_text(f"  {kept} kept, {broken} broken" if broken else f"  all {kept} promises hold")
     return entry | {"exit_code": 3 if broken else 0, "promises": [asdict(v) for v in verdicts]}
 
 
 def _format_verdict(verdict: PromiseVerdict) -> str:
     why = f": {escape_unprintable(verdict.why)}" if verdict.why else ""
     help_ = f"\n      = help: {verdict.help}" if verdict.help else ""
-    notes = "".join(f"\n      {escape_unprintable(note)}" for note in verdict.notes)
-    return f"  {_MARKS[verdict.state]} {verdict.promise}{why}{help_}{notes}"
+    return f"  {_MARKS[verdict.state]} {verdict.promise}{why}{help_}"
 
 
 def _load_checked_plugin(
@@ -217,7 +188,7 @@ def _load_checked_plugin(
 
 def _check_one_promise(promise: PromiseCheck, subject: Plugin | type[Plugin]) -> PromiseVerdict:
     try:
-        notes = promise(subject)
+        promise(subject)
     except SkipTest as reason:
         return PromiseVerdict(promise.name, "skipped", str(reason))
     except AssertionError as error:
@@ -226,112 +197,7 @@ def _check_one_promise(promise: PromiseCheck, subject: Plugin | type[Plugin]) ->
         return PromiseVerdict(
             promise.name, "broken", f"{type(error).__name__}: {error}", promise.help
         )
-    if isinstance(notes, FindsToJudge):
-        return PromiseVerdict(promise.name, "open", "judge what was found", notes=tuple(notes))
-    return PromiseVerdict(promise.name, "kept", notes=tuple(notes))
-
-
-_ROOTS = ("src", ".")
-"""Folders of a distribution that may hold its modules."""
-
-
-@contextmanager
-def add_to_sys_path(path: Path) -> Iterator[str]:
-    """Puts a distribution at the front of `sys.path` and yields its name.
-
-    Args:
-        path: a wheel, or a folder with a `pyproject.toml`.
-
-    Raises:
-        SpecError: the path is neither.
-        PluginError: it offers no plugin, or its modules are not where rlx looks for them.
-    """
-    before = list(sys.path)
-    with tempfile.TemporaryDirectory(prefix="rlx-check-") as folder:
-        there = Path(folder)
-        try:
-            if path.is_dir():
-                sys.path[:0] = [folder, *_write_distribution_metadata(path, there)]
-            else:
-                _unzip_wheel(path, there)
-                sys.path.insert(0, folder)
-            (found,) = distributions(path=[folder])
-            offered = [p for p in found.entry_points if p.group in GROUPS.values()]
-            if not offered:
-                groups = ", ".join(GROUPS.values())
-                raise PluginError(
-                    f"{_format_printable_path(path)} provides no plugin: no entry point under "
-                    f"{groups}"
-                )
-            _require_named_packages({p.value for p in offered}, path)
-            yield found.name
-        finally:
-            sys.path[:] = before
-
-
-def _unzip_wheel(wheel: Path, there: Path) -> None:
-    try:
-        with zipfile.ZipFile(wheel) as archive:
-            archive.extractall(there)
-    except (OSError, zipfile.BadZipFile) as error:
-        raise SpecError(
-            f"cannot read {_format_printable_path(wheel)} as a wheel: {error}"
-        ) from error
-    if len(list(there.glob("*.dist-info"))) != 1:
-        raise SpecError(
-            f"{_format_printable_path(wheel)} is not a wheel: it has no .dist-info folder"
-        )
-
-
-def _write_distribution_metadata(folder: Path, there: Path) -> list[str]:
-    """Writes the metadata of a distribution's folder; returns the folders with its modules."""
-    project = _read_project_table(folder)
-    name, version = str(project.get("name", folder.name)), str(project.get("version", "0"))
-    info = there / f"{name.replace('-', '_')}-{version}.dist-info"
-    info.mkdir()
-    head = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
-    (info / "METADATA").write_text(head, encoding="utf-8")
-    lines = []
-    for group, points in dict(project.get("entry-points", {})).items():
-        lines += [f"[{group}]", *(f"{point} = {value}" for point, value in points.items())]
-    (info / "entry_points.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
-    return [str((folder / root).resolve()) for root in _ROOTS if (folder / root).is_dir()]
-
-
-def _read_project_table(folder: Path) -> Mapping[str, Any]:
-    file = folder / "pyproject.toml"
-    try:
-        read = tomllib.loads(file.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise SpecError(
-            f"{_format_printable_path(folder)} is not a distribution: no pyproject.toml"
-        ) from None
-    except (OSError, ValueError) as error:
-        raise SpecError(f"cannot read {_format_printable_path(file)}: {error}") from error
-    project = read.get("project")
-    if not isinstance(project, dict):
-        raise SpecError(f"{_format_printable_path(file)} has no [project] table")
-    return project
-
-
-def _require_named_packages(values: set[str], path: Path) -> None:
-    """Checks that the packages exist, so that a missing one is not reported as a failed import."""
-    for package in sorted({value.partition(":")[0].partition(".")[0] for value in values}):
-        if PathFinder.find_spec(package) is None:
-            where = (
-                f"{_format_printable_path(path)} or its src/"
-                if path.is_dir()
-                else _format_printable_path(path)
-            )
-            raise PluginError(
-                f"{where} has no module '{escape_unprintable(package)}', which its entry "
-                "points name. "
-                "If it lies elsewhere, build a wheel and check that: `pip wheel --no-deps PATH`"
-            )
-
-
-def _format_printable_path(path: Path) -> str:
-    return escape_unprintable(str(path))
+    return PromiseVerdict(promise.name, "kept")
 
 
 _WORDS: dict[Any, str] = {
@@ -508,7 +374,7 @@ def describe_plugin_state(found: InstalledPlugin) -> tuple[str, str]:
 
 
 def find_named_plugins(name: str) -> list[InstalledPlugin]:
-    """Returns the plugins with this name, one per kind.
+    """Returns the plugins with this name, one per kind; it may be `FILE.py:name`.
 
     Raises:
         PluginError: no plugin has the name, or two distributions offer the same kind of it.
@@ -521,6 +387,8 @@ def find_named_plugins(name: str) -> list[InstalledPlugin]:
     if not kinds:
         near = did_you_mean(bare, {f.name for f in list_installed_plugins()})
         hint = f"did you mean '{near}'? " if near else ""
+        if Path(name).exists():
+            hint = "a package is installed first, with `pip install -e PATH`; "
         raise PluginError(
             f"no plugin named '{escape_unprintable(name)}': {hint}`rlx plugins` lists all"
         )
@@ -638,13 +506,6 @@ def plugins(ctx: click.Context, as_json: bool) -> None:
         _print_plugin_table(as_json=as_json)
 
 
-@plugins.command("list")
-@json_option
-def list_plugins(as_json: bool) -> None:
-    """List installed plugins and their state, as `rlx plugins` does."""
-    _print_plugin_table(as_json=as_json)
-
-
 def _print_plugin_table(*, as_json: bool) -> None:
     states = [(found, *describe_plugin_state(found)) for found in list_installed_plugins()]
     if as_json:
@@ -684,7 +545,7 @@ def show(name: str, as_json: bool, full: bool) -> None:
 
 
 @plugins.command("check")
-@click.argument("what", metavar="NAME|PATH", shell_complete=complete_plugin)
+@click.argument("name", shell_complete=complete_plugin)
 @click.option("--kind", help="Check only plugins of this kind, if several share the name.")
 @click.option(
     "--option",
@@ -694,14 +555,13 @@ def show(name: str, as_json: bool, full: bool) -> None:
     help="Option to check the plugin with, its value as in YAML; can be repeated.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the result of every promise as JSON.")
-def check(what: str, kind: str | None, options: tuple[str, ...], as_json: bool) -> int:
+def check(name: str, kind: str | None, options: tuple[str, ...], as_json: bool) -> int:
     """Check the promises of a plugin and the examples that it ships.
 
-    NAME is an installed plugin, or `distribution:name`. PATH is a wheel, or the folder of a
-    distribution; neither needs to be installed.
+    NAME is an installed plugin, `distribution:name`, or `FILE.py:name`.
     """
 
-    return run_conformance_checks(what, kind, options, as_json=as_json)
+    return run_conformance_checks(name, kind, options, as_json=as_json)
 
 
 @plugins.command("new")

@@ -35,7 +35,7 @@ def resume(
     Without a checkpoint, RUN starts over and records the same results again. Settings that affect
     results cannot be changed; the number of ranks, their devices and their engine can. A run that
     ended at a prompt that is too long goes on with
-    `--set rollout.max_prompt_tokens='{on_longer: drop}'`.
+    `--set rollout.max_prompt_tokens={}`.
 
     With --queued, run what `rlx submit --queue` left, oldest first, and take over lost runs. Any
     number of such processes may share a registry, on any number of machines that share the run

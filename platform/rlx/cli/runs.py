@@ -106,10 +106,10 @@ def select_runs(
         created_from=None if since is None else now - since,
         created_before=None if older_than is None else now - older_than,
     )
-    found = registry.lists.select(wanted, None if where else limit)
+    found = registry.runs(limit=None if where else limit, **wanted)
     for condition in where:
         found = list(_select_by_value(found, condition))
-    count = len(found) if where or limit is None else registry.lists.count(wanted)
+    count = len(found) if where or limit is None else registry.count_runs(**wanted)
     return found[:limit], count - len(found[:limit])
 
 
@@ -380,9 +380,9 @@ _METRICS = (
 def describe_runs(registry: Registry, runs: Sequence[RunRecord]) -> list[dict[str, Any]]:
     """Returns runs as JSON values, with as many queries for many as for one."""
     ids = [run.id for run in runs]
-    evaluations = registry.lists.evaluation_figures(ids)
-    failures = registry.lists.failures(ids)
-    groups, idle = registry.lists.groups(ids), registry.lists.idle_steps(ids)
+    evaluations = registry.queries.evaluation_figures(ids)
+    failures = registry.queries.failures(ids)
+    groups, idle = registry.queries.groups(ids), registry.queries.idle_steps(ids)
     scores = registry.queries.last_values(ids, [SCORE])
     return [
         {

@@ -107,7 +107,10 @@ def samples(
         return _write_rollout_rows(found, at, body, [row.row for row in rows[:limit]], file)
     rows, count = rows[: limit or ROWS_ON_SCREEN], len(rows)
     if as_json:
-        return print_json([_sample_json(found, at, row) for row in rows])
+        names = RolloutIndex.__slots__
+        return print_json(
+            [{"run": found.id, "step": at, **{n: getattr(row, n) for n in names}} for row in rows]
+        )
     print_text(f"{found.id} step {at}: {count} rows")
     return _show_samples(rows, _read_trees(found, body, rows), whole=whole)
 
@@ -189,10 +192,6 @@ def _tree_order(row: RolloutIndex) -> tuple[int, int, int]:
     """Returns a sort key that places each answer before its confidences."""
     parent = row.row if row.parent_row is None else row.parent_row
     return row.tree, parent, row.row
-
-
-def _sample_json(run: RunRecord, step: int, row: RolloutIndex) -> dict[str, Any]:
-    return {"run": run.id, "step": step, **{n: getattr(row, n) for n in RolloutIndex.__slots__}}
 
 
 def _read_trees(

@@ -79,7 +79,7 @@ def show_run_summary(registry: Registry, run: RunRecord, console: Console) -> No
     events = registry.results.events(run.id)
     for warning in dict.fromkeys(e.message for e in events if e.level == "warning"):
         console.print(f"! {escape_unprintable(warning)}", style="yellow")
-    if is_idle(idle := registry.queries.count_idle_steps(run.id), run.step):
+    if is_idle(idle := registry.queries.idle_steps([run.id])[run.id], run.step):
         console.print(f"! no gradient in the last {idle} of {run.step} steps", style="yellow")
     used = [e.payload or {} for e in events if e.kind == "resources"]
     if curve := registry.results.metrics(run.id, [WARM_START_LOSS]).get(WARM_START_LOSS):
@@ -136,7 +136,7 @@ def _add_suite_rows(
     registry: Registry, run: RunRecord, columns: Sequence[str], table: Table
 ) -> None:
     """Adds the accuracy on the other held-out sets, and with greedy decoding."""
-    found = registry.queries.evaluation_figures(run.id)
+    found = registry.results.evaluations(run.id, with_payload=False)
     for suite in dict.fromkeys(e.suite for e in found):
         if suite == "held_out" or suite.startswith("probe/"):
             continue
@@ -160,7 +160,7 @@ def _add_environment_rows(columns: Sequence[Mapping[str, Any]], table: Table) ->
 
 
 def _show_run_probes(registry: Registry, run: RunRecord, console: Console) -> None:
-    suites = {e.suite for e in registry.queries.evaluation_figures(run.id)}
+    suites = {e.suite for e in registry.results.evaluations(run.id, with_payload=False)}
     if any(suite.startswith("probe/") for suite in suites):
         from rlx.record import recorded_probes
 

@@ -95,11 +95,6 @@ def _is_live_job(run: RunRecord) -> bool:
     return run.status in ("queued", *ALIVE) and is_job(run)
 
 
-def _load_run_spec(run: RunRecord) -> ExperimentSpec:
-    """Loads the experiment from the run's folder, which `rlx resume --set` may have changed."""
-    return load_resolved_spec(locate_run_folder(run))
-
-
 @dataclass(frozen=True, slots=True)
 class _Watch:
     """A run that is silent by the clock of this machine.
@@ -138,11 +133,12 @@ class _Queue:
         A run that waits for devices blocks later runs that need devices.
         """
         here = this_machine()
-        held = {device.name for device in self._registry.machines.devices(here)}
+        held = {device.name for device in self._registry.devices(here)}
         full = False
         for run in self._waiting(mine):
             try:
-                spec = _load_run_spec(run)
+                # `rlx resume --set` may have changed the one in the run's folder.
+                spec = load_resolved_spec(locate_run_folder(run))
                 if not is_spec_of_run(spec, run):
                     raise EnvironmentFault("the folder here belongs to another registry's run")
                 if spec.runner.launcher.submits_jobs and self._only is not None:
@@ -203,7 +199,7 @@ class _Queue:
         found = [
             run
             for status in ("lost", "running", "submitted", "queued")
-            for run in self._registry.runs(status=status)
+            for run in self._registry.runs(statuses=[status])
             if run.id not in mine
             and (self._only is None or run.id in self._only)
             and (status == "queued" or self._is_lost(run))

@@ -211,9 +211,9 @@ def _reserve_places(
     """
     runner = spec.runner
     has_gpus = runner.device == "cuda" or "GPU" in ray.cluster_resources()
-    gpus = int(has_gpus and runner.device != "cpu")
-    bundle = {"CPU": float(runner.threads), "GPU": float(gpus), **launcher.resources}
-    bundle = {name: amount for name, amount in bundle.items() if amount}
+    bundle = {"CPU": float(runner.threads)}
+    if has_gpus and runner.device != "cpu":
+        bundle["GPU"] = 1.0
     group = placement_group([bundle] * runner.ranks, strategy=launcher.strategy)
     progress, polls = ProgressFile(folder.progress), 0
     try:
@@ -255,9 +255,7 @@ class _PlacedRanks:
             EnvironmentFault: a node does not see the run's folder.
             _NotWantedError: the supervisor ends the wait.
         """
-        others = {k: v for k, v in bundle.items() if k not in ("CPU", "GPU", "memory")}
-        placed: dict[str, Any] = {"memory": bundle.get("memory"), "resources": others}
-        placed |= {"num_cpus": bundle.get("CPU", 0), "num_gpus": bundle.get("GPU", 0)}
+        placed = {"num_cpus": bundle["CPU"], "num_gpus": bundle.get("GPU", 0)}
         for number in range(count):
             there = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=number)
             remote = ray.remote(RankActor).options(scheduling_strategy=there, **placed)

@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 from uuid import uuid4
 
 import psutil
-import pyarrow as pa
 
 from rlx.errors import RlxError, SpecError
 from rlx.launch.processes import is_supervisor, list_live_ranks
@@ -23,7 +22,7 @@ from rlx.launch.run_access import locate_run_folder
 from rlx.launch.start_stop import watch_run
 from rlx.progress import Report, ShowProgress, ignore_progress, log_report, read_progress
 from rlx.record import open_senders
-from rlx_registry import ENDED, INDEX_COLUMN, Registry, RunRecord, read_body
+from rlx_registry import ENDED, Registry, RunRecord, read_body
 
 VICTIMS = ("rank", "supervisor", "scorer")
 
@@ -157,7 +156,7 @@ class _KillTrial:
     def submit(self, store: str = "mlflow") -> str:
         """Submits a run that is sent to an MLflow store of this name; returns its id."""
         mlflow = f"tracking.mlflow=sqlite:///{self.home}/{store}.db"
-        sets = ("tracking.pictures=false", mlflow, *self.overrides)
+        sets = (mlflow, *self.overrides)
         return self.call_rlx(
             "submit", str(self.spec), "--again", "-dq", *(f"--set={one}" for one in sets)
         )
@@ -305,7 +304,7 @@ def _compare_metrics(registry: Registry, one: str, other: str) -> Iterator[str]:
         {
             name: points
             for name, points in registry.results.metrics(run).items()
-            if not _is_of_machine(name)
+            if not name.startswith(OF_MACHINE)
         }
         for run in (one, other)
     ]
@@ -316,10 +315,6 @@ def _compare_metrics(registry: Registry, one: str, other: str) -> Iterator[str]:
         if odd:
             values = [series.get(odd[0]) for series in pairs]
             yield f"metric {name} at step {odd[0]}: {values[0]} and {values[1]}"
-
-
-def _is_of_machine(name: str) -> bool:
-    return name.startswith(OF_MACHINE)
 
 
 def _compare_evaluations(registry: Registry, one: str, other: str) -> Iterator[str]:
@@ -334,19 +329,8 @@ def _compare_evaluations(registry: Registry, one: str, other: str) -> Iterator[s
         step, label, suite = place
         if any(place not in evaluations for evaluations in found):
             yield f"evaluation {suite} ({label}, step {step}) is missing in one of them"
-        elif not _agree_on_common_keys(*(evaluations[place] for evaluations in found)):
+        elif found[0][place] != found[1][place]:
             yield f"evaluation {suite} ({label}, step {step}) differs"
-
-
-def _agree_on_common_keys(one: Any, other: Any) -> bool:
-    """Whether results are equal, without figures that an earlier version of rlx did not compute."""
-    if isinstance(one, dict) and isinstance(other, dict):
-        return all(_agree_on_common_keys(one[key], other[key]) for key in one.keys() & other)
-    if isinstance(one, list | tuple) and isinstance(other, list | tuple):
-        return len(one) == len(other) and all(
-            _agree_on_common_keys(*pair) for pair in zip(one, other, strict=True)
-        )
-    return bool(one == other)
 
 
 def _compare_rollouts(registry: Registry, first: RunRecord, second: RunRecord) -> Iterator[str]:
@@ -358,34 +342,13 @@ def _compare_rollouts(registry: Registry, first: RunRecord, second: RunRecord) -
         bodies = [registry.results.rollout_body(run.id, step) for run in runs]
         if bodies[0].statistics != bodies[1].statistics:
             yield f"the statistics of step {step} differ"
-        tables = _drop_later_fields(
-            [
-                read_body(_get_run_directory(run) / body.path, body.sha256)
-                for run, body in zip(runs, bodies, strict=True)
-            ]
-        )
+        tables = [
+            read_body(_get_run_directory(run) / body.path, body.sha256)
+            for run, body in zip(runs, bodies, strict=True)
+        ]
         if not tables[0].equals(tables[1]):
             names = [n for n in tables[0].column_names if not tables[0][n].equals(tables[1][n])]
             yield f"the rollouts of step {step} differ in {', '.join(names)}"
         indices = [registry.results.rollout_index(run.id, step) for run in runs]
         if indices[0] != indices[1]:
             yield f"the index of step {step}'s rollouts differs"
-
-
-def _drop_later_fields(tables: Sequence[pa.Table]) -> list[pa.Table]:
-    """Tables of a step without what an earlier version did not store of segments and rows.
-
-    The column of the index goes too: the registry has it, and it is compared there.
-    """
-    tables = [
-        table.drop_columns([INDEX_COLUMN]) if INDEX_COLUMN in table.column_names else table
-        for table in tables
-    ]
-    for name in ("segments", "rows"):
-        kinds = [table.schema.field(name).type for table in tables]
-        earlier = min(kinds, key=lambda kind: kind.value_type.num_fields)
-        tables = [
-            table.set_column(table.column_names.index(name), name, table[name].cast(earlier))
-            for table in tables
-        ]
-    return list(tables)

@@ -117,7 +117,7 @@ def require_same_past(spec: "ExperimentSpec", run: RunRecord) -> None:
     A run that ends at such a prompt has had none, so it may go on without it.
 
     Raises:
-        SpecError: the run dropped or shortened prompts, or would have.
+        SpecError: the run dropped prompts, or would have.
     """
     from rlx.spec import ExperimentSpec
 
@@ -125,11 +125,10 @@ def require_same_past(spec: "ExperimentSpec", run: RunRecord) -> None:
     rule = spec.rollout.max_prompt_tokens
     if rule == recorded:
         return
-    limits = [None if one is None else one.limit for one in (recorded, rule)]
-    if (recorded is not None and recorded.on_longer != "error") or limits[0] != limits[1]:
+    if recorded is not None or rule is None or rule.limit is not None:
         raise SpecError(
-            f"{run.id} would be another experiment: rollout.max_prompt_tokens can only get another "
-            "`on_longer`, and only where it was `error` or absent"
+            f"{run.id} would be another experiment: rollout.max_prompt_tokens can only become "
+            "`{}`, and only where it was null"
         )
 
 
@@ -214,11 +213,11 @@ def find_runs(registry: Registry, ids: Iterable[str]) -> list[RunRecord]:
 def get_run_exit_code(registry: Registry, run: RunRecord) -> int | None:
     """Returns the exit code of following the run to its end; None while it has not ended."""
     is_failed = run.effective_status == "failed"
-    return choose_run_exit_code(run, registry.lists.failures([run.id]) if is_failed else {})
+    return choose_run_exit_code(run, registry.queries.failures([run.id]) if is_failed else {})
 
 
 def choose_run_exit_code(run: RunRecord, failures: Mapping[str, Mapping[str, Any]]) -> int | None:
-    """Returns what `get_run_exit_code` does, from the result of `RunLists.failures`."""
+    """Returns what `get_run_exit_code` does, from the result of `Queries.failures`."""
     if run.status == "finished":
         return 0
     if run.effective_status != "failed":

@@ -73,7 +73,7 @@ def _find_finished_run(
     spec = pin_checkpoint(registry, read).spec
     digest, records = plugins.compute_digest(spec), list_plugin_records(spec, plugins)
     tokenizer = getattr(spec.model, "tokenizer", None)
-    for run in registry.runs(digest=digest, name=spec.name, status="finished"):
+    for run in registry.runs(digest=digest, name=spec.name, statuses=["finished"]):
         # null and a closed vocabulary have one digest, but only null fits every task.
         same = run.seed == spec.seed and run.spec["model"].get("tokenizer") == tokenizer
         if same and not find_changed_plugins(records, run.plugins):

@@ -456,7 +456,7 @@ def _describe_earlier_run(registry: Registry, run_id: str, devices: DeviceReques
     """
     if devices is None:
         return ""
-    waiting = [r for r in registry.runs(status="submitted") if r.host == devices.host]
+    waiting = [r for r in registry.runs(statuses=["submitted"]) if r.host == devices.host]
     first = min(waiting, key=lambda r: r.created, default=None)
     return "" if first is None or first.id == run_id else f"{first.id} has waited longer"
 
@@ -594,17 +594,6 @@ class _Supervisor:
                 lambda: self._has_completed(writer),
                 lambda paused: self._record_pause(writer, paused=paused),
             )
-        if end.status == "finished" and self._spec.tracking.pictures:
-            from rlx.run import draw_run_pictures  # imported here: it takes a second
-
-            try:
-                draw_run_pictures(writer, self._run_id, self._folder)
-            except FencedError:
-                raise
-            except Exception as error:  # noqa: BLE001  (recorded: the results are valid without it)
-                message = f"the plots could not be drawn: {describe_error(error)}"
-                self._record_event(writer, "report_failed", message, level="error")
-                _print_traceback()
         return end
 
     def _send_heartbeat(self, writer: Registry) -> None:

@@ -25,7 +25,6 @@ from .lora import (
     write_model,
 )
 from .texts import (
-    TextFault,
     TextSource,
     choose_run_vocabulary,
     choose_vocabulary,
@@ -64,7 +63,6 @@ __all__ = [
     "PlainDialogue",
     "Policy",
     "StoredForm",
-    "TextFault",
     "TextSource",
     "TokenBytes",
     "Vocabulary",

@@ -34,6 +34,7 @@ from rlx.spec import (
     KeyPath,
     TinyModelSpec,
 )
+from rlx.spec.reading import Diagnostic, build_error
 
 SAMPLE = 256
 """Problems, and demonstrations, of each task whose texts choose and train a tokenizer."""
@@ -62,21 +63,6 @@ class TextSource:
     demonstrations: Task
     held_out: Mapping[KeyPath, Task] = field(default_factory=dict)
     environment: Environment | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class TextFault:
-    """Texts that a model cannot be shown.
-
-    Attributes:
-        path: the key to change.
-        message: what is wrong, without a final full stop.
-        help: what to do.
-    """
-
-    path: KeyPath
-    message: str
-    help: str
 
 
 def list_text_sources(spec: ExperimentSpec, plugins: ExperimentPlugins) -> list[TextSource]:
@@ -188,7 +174,7 @@ def _list_demonstrations(source: TextSource, sample: int) -> Iterator[str]:
 
 def find_text_faults(
     sources: Sequence[TextSource], dialogue: ModelDialogue, context_length: int, most: int | None
-) -> Iterator[TextFault]:
+) -> Iterator[Diagnostic]:
     """Yields what keeps an experiment's problems and demonstrations from being shown to its model.
 
     Args:
@@ -198,7 +184,7 @@ def find_text_faults(
         most: how many training problems of a phase are checked, and of a held-out set; None checks
             all that a run draws, of tasks that make them up at most `GENERATED_PROBLEMS`.
     """
-    faults: dict[TextFault, None] = {}
+    faults: list[Diagnostic] = []
     for number, source in enumerate(sources):
         spec = source.spec
         plan, rule = build_rollout_plan(spec.rollout), spec.rollout.max_prompt_tokens
@@ -207,23 +193,22 @@ def find_text_faults(
                 dialogue.check_tools(plan.talk.tools)
             except SpecError as error:
                 what, _, instead = str(error).partition("; ")
-                faults[TextFault(("rollout", "tools"), what, instead)] = None
+                faults.append(build_error(("rollout", "tools"), what, instead, kind="value"))
                 continue
         fit = PromptFit(plan, dialogue, context_length, rule)
         drawn = spec.rollout.prompts_per_step * spec.steps
         problems = _draw_problems(source.task, "train", spec, drawn, most)
-        faults |= dict.fromkeys(_check_problems(fit, problems, ("task",), spec))
+        faults += _check_problems(fit, problems, ("task",), spec)
         for path, task in source.held_out.items() if number == 0 else ():
             problems = _draw_problems(task, "test", spec, spec.evaluation.problems, most)
-            faults |= dict.fromkeys(_check_problems(fit, problems, path, spec))
+            faults += _check_problems(fit, problems, path, spec)
         if spec.model.warm_start is not None and number == 0:
             player = DemonstrationPlayer(spec, source.demonstrations, source.environment)
-            faults |= dict.fromkeys(_check_demonstrations(player, dialogue, most))
-    seen: set[tuple[KeyPath, str]] = set()
+            faults += _check_demonstrations(player, dialogue, most)
+    causes: dict[tuple[KeyPath, tuple[str, ...]], Diagnostic] = {}
     for fault in faults:
-        if (fault.path, fault.help) not in seen:  # one cause, one fault
-            seen.add((fault.path, fault.help))
-            yield fault
+        causes.setdefault((fault.path, fault.helps), fault)
+    yield from causes.values()
 
 
 def _draw_problems(
@@ -259,49 +244,40 @@ def _writes_any_text(dialogue: Dialogue) -> bool:
 
 def _check_problems(
     fit: PromptFit, problems: Iterator[Problem], path: KeyPath, spec: ExperimentSpec
-) -> Iterator[TextFault]:
+) -> Iterator[Diagnostic]:
     """Checks that problems can be written and fit, as `rollout.max_prompt_tokens` has it."""
-    limited = fit.rule is not None and fit.rule.on_longer
     any_text = _writes_any_text(fit.dialogue)
-    count, too_long = 0, list[tuple[str, Problem]]()  # of tasks that repeat problems, too
+    count, too_long = 0, list[str]()  # of tasks that repeat problems, too
     try:
         frame = measure_prompt(fit.plan, Problem(id="", prompt="", fields={}), fit.dialogue)
         for problem in problems:
             count += 1
             is_short = any_text and fit.is_short(problem, frame)
             if not is_short and (excess := fit.describe_excess(problem)):
-                too_long.append((excess, problem))
-            elif any_text and limited == "drop":
+                too_long.append(excess)
+            elif any_text and fit.rule is not None:
                 return  # one that fits is enough
     except SpecError as error:
         yield _build_vocabulary_fault(spec, path, str(error))
         return
-    if not too_long or (limited == "drop" and len(too_long) < count):
-        return
-    if limited == "truncate":
-        try:
-            for _, problem in too_long:
-                fit.fit(problem)
-        except SpecError as error:
-            message = str(error).removeprefix("rollout.max_prompt_tokens: ")
-            help_ = "raise rollout.max_prompt_tokens.limit, or shorten the template"
-            yield TextFault(("rollout", "max_prompt_tokens"), message, help_)
+    if not too_long or (fit.rule is not None and len(too_long) < count):
         return
     room = "model.max_position" if isinstance(spec.model, TinyModelSpec) else "the context"
-    many = f"{len(too_long)} of the first {count} problems do not fit: {too_long[0][0]}"
-    yield TextFault(
+    many = f"{len(too_long)} of the first {count} problems do not fit: {too_long[0]}"
+    yield build_error(
         path,
         many,
-        "set `rollout.max_prompt_tokens: {on_longer: drop}` (or truncate), lower max_new_tokens, "
-        f"or raise {room}"
-        if limited != "drop"
-        else f"raise rollout.max_prompt_tokens.limit or {room}, or truncate",
+        "leave them out by `rollout.max_prompt_tokens: {}`, lower max_new_tokens, or raise "
+        f"{room}"
+        if fit.rule is None
+        else f"raise rollout.max_prompt_tokens.limit or {room}",
+        kind="value",
     )
 
 
 def _check_demonstrations(
     player: DemonstrationPlayer, dialogue: ModelDialogue, most: int | None
-) -> Iterator[TextFault]:
+) -> Iterator[Diagnostic]:
     """Checks that the first demonstrations of the warm start can be written."""
     try:
         for number in range(min(CHECKED_DEMONSTRATIONS, most or CHECKED_DEMONSTRATIONS)):
@@ -310,14 +286,16 @@ def _check_demonstrations(
         yield _build_vocabulary_fault(player.spec, ("model", "warm_start"), str(error))
 
 
-def _build_vocabulary_fault(spec: ExperimentSpec, path: KeyPath, message: str) -> TextFault:
+def _build_vocabulary_fault(spec: ExperimentSpec, path: KeyPath, message: str) -> Diagnostic:
     if not isinstance(spec.model, TinyModelSpec):
-        return TextFault(path, message, "choose task options whose text it can encode")
-    return TextFault(
+        help_ = "choose task options whose text it can encode"
+        return build_error(path, message, help_, kind="value")
+    return build_error(
         ("model", "tokenizer"),
         message.partition(": choose task options")[0],
         "leave model.tokenizer out, so that it follows the task; `train` and `bytes` write any "
         "text",
+        kind="value",
     )
 
 

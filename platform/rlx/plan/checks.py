@@ -17,7 +17,6 @@ from rlx.plan.plugin_checks import (
     check_unused_value_sources,
     collect_spec_warnings,
 )
-from rlx.plugin import Estimator
 from rlx.spec import ExperimentSpec, KeyPath, PhaseSpec, find_contradictions, get_at_path
 from rlx.spec.reading import (
     Diagnostic,
@@ -77,7 +76,8 @@ def check_read_spec(read: LoadedSpec) -> ExperimentPlugins:
     plugins, found = _check_plugins(spec)
     found += find_in_phases(spec, found, lambda phase: _check_phase_plugins(spec, phase))
     if not _list_errors(found):
-        found += check_unused_value_sources(spec, _list_phase_estimators(spec))
+        phases = (resolve_plugins(spec.resolve_phase_spec(phase)) for phase in spec.phases)
+        found += check_unused_value_sources(spec, (each.estimator for each in phases))
     if faults := _list_errors(found):
         raise _locate_refusal(faults, read.document)
     warnings = tuple(locate_diagnostic(warning, read.document) for warning in found)
@@ -153,11 +153,6 @@ def _check_phase_plugins(spec: ExperimentSpec, phase: PhaseSpec) -> Iterator[Dia
     for found in _check_plugins(spec.resolve_phase_spec(phase))[1]:
         if found.path[:1] != ("model",):  # the model is built once, before any phase
             yield found
-
-
-def _list_phase_estimators(spec: ExperimentSpec) -> Iterator[Estimator]:
-    for phase in spec.phases:
-        yield resolve_plugins(spec.resolve_phase_spec(phase)).estimator
 
 
 def _list_errors(found: Iterable[Diagnostic]) -> list[Diagnostic]:

@@ -84,18 +84,13 @@ class ModelShape:
 
 
 _QWEN = {"kv_heads": 2, "head_dim": 128, "vocabulary": 151_936, "tied": True}
-_LARGE_QWEN = {**_QWEN, "vocabulary": 152_064, "tied": False}
 _SIZES: Mapping[str, Mapping[str, Any]] = {
     "0.5B": {**_QWEN, "hidden": 896, "layers": 24, "heads": 14, "intermediate": 4864}
     | {"head_dim": 64},
     "1.5B": {**_QWEN, "hidden": 1536, "layers": 28, "heads": 12, "intermediate": 8960},
     "3B": {**_QWEN, "hidden": 2048, "layers": 36, "heads": 16, "intermediate": 11_008},
-    "7B": {**_LARGE_QWEN, "hidden": 3584, "layers": 28, "heads": 28, "intermediate": 18_944}
-    | {"kv_heads": 4},
-    "14B": {**_LARGE_QWEN, "hidden": 5120, "layers": 48, "heads": 40, "intermediate": 13_824}
-    | {"kv_heads": 8},
-    "32B": {**_LARGE_QWEN, "hidden": 5120, "layers": 64, "heads": 40, "intermediate": 27_648}
-    | {"kv_heads": 8},
+    "7B": {**_QWEN, "hidden": 3584, "layers": 28, "heads": 28, "intermediate": 18_944}
+    | {"kv_heads": 4, "vocabulary": 152_064, "tied": False},
 }
 KNOWN = {
     f"Qwen/Qwen2.5-{size}{kind}": ModelShape(

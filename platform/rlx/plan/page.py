@@ -174,7 +174,6 @@ def show_plan(
     for note in report.notes:
         console.print(Text(f"placeholder: {escape_unprintable(note)}", "yellow"))
     if not full:
-        console.print(Text("--full shows every token, group and part of memory", "dim"))
         return
     for phase, rows in zip(report.phases, row_numbers, strict=True):
         console.print()

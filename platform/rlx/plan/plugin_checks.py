@@ -330,15 +330,20 @@ def _check_live_sessions(spec: ExperimentSpec, environment: Environment) -> Iter
     if not isinstance(rollout, EnvironmentRolloutSpec):
         return
     usual = type(rollout.live)()
-    given = [key for key, value in rollout.live if value != getattr(usual, key)]
+    given: list[tuple[str, ...]] = [
+        ("rollout", "live", key) for key, value in rollout.live if value != getattr(usual, key)
+    ]
+    if rollout.patience is not None:
+        given.append(("rollout", "patience"))
     is_pure = not isinstance(environment, StatefulEnvironment)
-    for key in given:
-        if is_pure or (key == "sessions" and environment.replayable):
+    for place in given:
+        if is_pure or (place[-1] == "sessions" and environment.replayable):
             why = "is made of pure functions" if is_pure else "is replayable"
+            key = ".".join(place)
             yield build_error(
-                ("rollout", "live", key),
-                f"rollout.live.{key} has no effect: environment '{_environment_name(spec)}' {why}",
-                f"drop `{key}`",
+                place,
+                f"{key} has no effect: environment '{_environment_name(spec)}' {why}",
+                f"drop `{place[-1]}`",
             )
 
 

@@ -11,7 +11,6 @@ from typing import cast
 from rlx.discovery import ExperimentPlugins, resolve_plugins
 from rlx.errors import RlxError, summarize_error
 from rlx.model import (
-    TextFault,
     build_vocabulary_dialogue,
     choose_vocabulary,
     find_text_faults,
@@ -32,6 +31,7 @@ from rlx.spec import (
 from rlx.spec.reading import (
     Diagnostic,
     LoadedSpec,
+    build_error,
     build_refusal,
     build_warning,
     did_you_mean,
@@ -58,7 +58,7 @@ def check_texts(
     if spec.from_checkpoint is not None:
         return
     try:
-        yield from map(_build_diagnostic, _find_faults(spec, plugins, thorough=thorough))
+        yield from _find_faults(spec, plugins, thorough=thorough)
     except Exception as error:  # noqa: BLE001  (third-party code)
         if isinstance(error, RlxError) and not isinstance(spec.model, TinyModelSpec):
             return  # the check of the model's files reports it
@@ -125,7 +125,7 @@ def _check_data(spec: ExperimentSpec, task: Plugin) -> Iterator[Diagnostic]:
 
 def _find_faults(
     spec: ExperimentSpec, plugins: ExperimentPlugins, *, thorough: bool
-) -> Iterator[TextFault]:
+) -> Iterator[Diagnostic]:
     yield from _check_span_names(spec, plugins.task)
     most = _CHECKED_BY_SUBMIT if thorough else _CHECKED_BY_VALIDATE
     yield from _check_right_answers(spec, plugins, most)
@@ -139,7 +139,7 @@ def _find_faults(
             if not found or sample == _CHECKED_BY_SUBMIT:
                 yield from found
                 return
-    elif thorough or _has_tools(spec):
+    elif thorough or (isinstance(spec.rollout, EnvironmentRolloutSpec) and spec.rollout.tools):
         from rlx.model import find_local_context_length, load_local_dialogue
 
         pretrained = load_local_dialogue(spec.model)
@@ -149,13 +149,9 @@ def _find_faults(
             yield from find_text_faults(sources, pretrained, longest, None if thorough else most)
 
 
-def _has_tools(spec: ExperimentSpec) -> bool:
-    return isinstance(spec.rollout, EnvironmentRolloutSpec) and bool(spec.rollout.tools)
-
-
 def _check_right_answers(
     spec: ExperimentSpec, plugins: ExperimentPlugins, most: int
-) -> Iterator[TextFault]:
+) -> Iterator[Diagnostic]:
     """Yields rewards that cannot use one of the problems: of all that tasks can list, held-out ones
     too, else of the first."""
     rewards = [
@@ -179,10 +175,11 @@ def _check_right_answers(
             where, problem, why = faults[0]
             text = problem.prompt if len(problem.prompt) < 60 else f"{problem.prompt[:60]}…"
             more = f"; so are {len(faults)} of {len(problems)} problems" if len(faults) > 1 else ""
-            yield TextFault(
+            yield build_error(
                 ("rewards", *path),
                 f"the reward cannot use {where}, {text!r}: {why}{more}",
                 "correct the record, or leave it out",
+                kind="value",
             )
 
 
@@ -209,7 +206,7 @@ def _find_problem_fault(reward: Reward, problem: Problem) -> str:
     return ""
 
 
-def _check_span_names(spec: ExperimentSpec, task: Plugin) -> Iterator[TextFault]:
+def _check_span_names(spec: ExperimentSpec, task: Plugin) -> Iterator[Diagnostic]:
     """Yields spans that no turn of the task's demonstrations has, and that resemble one it has."""
     if isinstance(spec.rollout, MultiTurnRolloutSpec):
         return
@@ -223,7 +220,7 @@ def _check_span_names(spec: ExperimentSpec, task: Plugin) -> Iterator[TextFault]
             if span not in tags and (near := did_you_mean(span, tags.difference(spans))):
                 path = ("rollout", *level.at, "spans", place)
                 message = f"{level.key}.spans names {span!r}, a tag that no worked {level.kind} has"
-                yield TextFault(path, message, f"did you mean '{near}'?")
+                yield build_error(path, message, f"did you mean '{near}'?", kind="value")
 
 
 def find_data_cautions(spec: ExperimentSpec, plugins: ExperimentPlugins) -> Iterator[Diagnostic]:
@@ -296,10 +293,6 @@ def _list_demonstrations(task: Plugin, seed: int) -> Iterator[Demonstration]:
                 found = task.demonstration(task.problem("train", number, seed), seed)
             if isinstance(found, Demonstration):
                 yield found
-
-
-def _build_diagnostic(fault: TextFault) -> Diagnostic:
-    return Diagnostic(kind="value", message=fault.message, path=fault.path, helps=(fault.help,))
 
 
 def _build_task_fault(error: Exception) -> Diagnostic:

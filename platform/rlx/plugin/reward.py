@@ -138,15 +138,6 @@ class Reward(Plugin):
     max_cost: ClassVar[float | None] = None
     examples: ClassVar[tuple[Example, ...]] = ()
 
-    def is_solution(self, sample: Sample) -> bool | None:
-        """Whether a response earns its reward honestly; None if the plugin cannot tell.
-
-        `rlx plugins check` searches for responses that are paid without being a solution. Decide
-        independently of `score`: the search shows where the two disagree. Without it, a response is
-        suspect if it is paid for different problems alike.
-        """
-        return None
-
     def check_problem(self, problem: Mapping[str, Any]) -> None:
         """Checks that a problem's fields hold what the reward compares with, such as an answer.
 

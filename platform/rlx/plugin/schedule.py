@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from operator import mul
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import Field
 
@@ -92,15 +92,12 @@ class DynamicSampling(StrictModel):
 
 
 class PromptLimit(StrictModel):
-    """What happens to problems whose prompt is too long. `prompts/dropped` and `prompts/truncated`
-    count them in every step."""
+    """Leaves out problems whose prompt is too long: the next one takes its place in training, and
+    none in an evaluation. `prompts/dropped` counts them in every step."""
 
     limit: Count | None = Field(None, ge=1)
     """Longest prompt in tokens, template and system message included; null leaves only the model's
     context, which must always have room for the token limits of the turns too."""
-    on_longer: Literal["drop", "truncate", "error"] = "drop"
-    """drop: the next problem takes its place in training, and none in an evaluation. truncate: the
-    beginning of the problem's text is removed. error: the run ends."""
 
 
 class Schedule(StrictModel, Plugin):

@@ -28,7 +28,6 @@ from rlx.reward import NamedReward, RewardEntry, RewardPool, RewardTable, score_
 from rlx.rollout import (
     Completion,
     CompletionRequest,
-    PromptFit,
     RolloutPlan,
     RolloutTree,
     Sampler,
@@ -51,7 +50,6 @@ class ProbeContext:
         rewards: the experiment's rewards.
         correct: name of the turn reward whose value 1 means that an answer is correct.
         pool: workers that score rewards.
-        fit: which problems the model can be shown; None shows every one as it is.
     """
 
     plan: RolloutPlan
@@ -61,7 +59,6 @@ class ProbeContext:
     rewards: Sequence[NamedReward]
     correct: str
     pool: RewardPool
-    fit: PromptFit | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

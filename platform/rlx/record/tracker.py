@@ -124,9 +124,10 @@ class _UnusableTracker(Tracker):
 
 def read_tracked_run(registry: Registry, run_id: str) -> TrackedRun:
     """Reads a run as it is now, with its groups and its evaluations, probes excepted."""
-    evaluations = registry.queries.evaluation_figures(run_id)
+    evaluations = registry.results.evaluations(run_id, with_payload=False)
     plain = [one for one in evaluations if not one.suite.startswith("probe/")]
-    return build_tracked_run(registry.run(run_id), registry.list_run_groups(run_id), plain)
+    record = registry.run(run_id)
+    return build_tracked_run(record, registry.queries.groups([record.id])[record.id], plain)
 
 
 def build_tracked_run(
@@ -363,7 +364,7 @@ class RunSender:
         """Figures of evaluations that are not among the run's own metrics."""
         rows = [
             (e.suite, MetricRow(0, f"eval/{e.suite}/{name}", e.step, float(value), e.at))
-            for e in self._registry.queries.evaluation_figures(self._run_id)
+            for e in self._registry.results.evaluations(self._run_id, with_payload=False)
             if not e.suite.startswith("probe/")
             for name, value in e.metrics.items()
             if isinstance(value, int | float)
@@ -383,7 +384,7 @@ class RunSender:
     def _count_changes(self) -> int:
         """Number of status changes and groups, which tells whether an end that was sent is old."""
         changes = self._registry.history(self._run_id)
-        return len(changes) + len(self._registry.list_run_groups(self._run_id))
+        return len(changes) + len(self._registry.queries.groups([self._run_id])[self._run_id])
 
     def _read_rows(self, limit: int) -> list[MetricRow]:
         cursor = self._get_cursor("")

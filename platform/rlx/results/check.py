@@ -9,7 +9,6 @@ the base experiment.
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import count
-from pathlib import Path
 
 import pyarrow as pa
 
@@ -21,6 +20,7 @@ from rlx.discovery import (
 )
 from rlx.errors import RlxError
 from rlx.home import RunFolder, get_rlx_home
+from rlx.launch import locate_run_folder
 from rlx.phase_setup import PhaseSetup, build_setup
 from rlx.plugin import Estimator, Mask
 from rlx.progress import ShowProgress, ignore_progress
@@ -153,11 +153,11 @@ def check_run(
     bodies = IdentityTally("bodies", "files are the recorded ones", "files")
     probed = IdentityTally("probe_scores", "stored probe scores match the plugins'", "scores")
     tallies = {i.name: IdentityTally(i.name, i.says, i.unit) for i in IDENTITIES}
-    runner, folder = spec.runner, RunFolder(Path(str(run.directory)))
+    runner, folder = spec.runner, locate_run_folder(run)
     with RewardPool(runner.reward_workers, runner.reward_memory_mb, folder.answers()) as pool:
         for number in steps:
             body = registry.results.rollout_body(run.id, number)
-            table, found = _load_body_table(run, number, body.path, body.sha256)
+            table, found = _load_body_table(folder, number, body.path, body.sha256)
             bodies.add(found)
             if table is not None:
                 phase = get_phase(body.statistics["phase"])
@@ -174,7 +174,7 @@ def check_run(
                     tallies[identity.name].add(identity.check(evidence))
             show(next(done), len(steps) + len(probes))
         for at, path, sha256 in probes:
-            table, found = _load_body_table(run, at, path, sha256)
+            table, found = _load_body_table(folder, at, path, sha256)
             bodies.add(found)
             if table is not None:
                 setup = get_phase(None).setup
@@ -211,10 +211,10 @@ def _check_warm_start(registry: Registry, run: RunRecord, tally: IdentityTally) 
 
 
 def _load_body_table(
-    run: RunRecord, step: int, path: str, sha256: str
+    folder: RunFolder, step: int, path: str, sha256: str
 ) -> tuple[pa.Table | None, IdentityResult]:
     try:
-        return read_body(Path(str(run.directory)) / path, sha256), IdentityResult(1)
+        return read_body(folder.root / path, sha256), IdentityResult(1)
     except BodyError as error:
         wrong = Violation(step=step, what=path, stored=str(error), expected=sha256)
         return None, IdentityResult(1, 1, (wrong,))

@@ -27,10 +27,9 @@ from rlx.evaluation import (
     read_answers,
 )
 from rlx.home import format_path, get_rlx_home
-from rlx.launch import get_registry_url, locate_run_folder, open_registry
+from rlx.launch import locate_run_folder, open_registry
 from rlx.model import compute_model_fingerprint
 from rlx.phase_setup import PhaseSetup, build_setup
-from rlx.plugin_calls import show_plugin_output
 from rlx.probe import (
     ProbeResult,
     RecordedProbe,
@@ -43,19 +42,25 @@ from rlx.probe import (
 from rlx.progress import Report, ShowProgress, ignore_progress, log_report
 from rlx.record import Recorder, probe_table, update_trackers
 from rlx.results.models import LoadedModel, TrainedModel, load_model, open_target
-from rlx.results.requests import EvaluationRequest, ProbeRequest, check_sections
+from rlx.results.requests import (
+    EvaluationRequest,
+    OpenedRun,
+    ProbeRequest,
+    check_sections,
+    locate_target,
+)
 from rlx.reward import score_rollouts
 from rlx.rollout import sample_rollout_trees
 from rlx.run import (
     build_probe_context,
     build_probe_records,
     build_prompt_fit,
+    draw_held_out_problems,
     draw_over_steps,
     draw_probes,
     probe_problems,
     record_probe_results,
 )
-from rlx.seeding import derive_seed
 from rlx.spec import OWN_SUITE, ExperimentSpec, ProbeSpec, SetSpec, SuiteSpec
 from rlx.spec.reading import InvalidSpec, apply_overrides, label_refusal, read_suite
 from rlx.text import escape_unprintable, explain_write_errors
@@ -120,7 +125,7 @@ class SuiteEvaluation:
 
 
 def evaluate(
-    request: EvaluationRequest | str,
+    request: EvaluationRequest | str | OpenedRun,
     *,
     registry: str | None = None,
     record: bool = True,
@@ -144,14 +149,14 @@ def evaluate(
             written.
         RewardError: no answer of a set could be scored.
     """
-    if isinstance(request, str):
+    if not isinstance(request, EvaluationRequest):
         request = EvaluationRequest(target=request)
-    url = get_registry_url(registry)
+    name, url = locate_target(request.target, registry)
     reason = (
         f"a model is evaluated as it was trained; only {', '.join(EVALUATION_SECTIONS)} may be "
         "changed here, anything else in a suite's sets"
     )
-    with open_target(request.target, request.experiment, url, step=request.step) as target:
+    with open_target(name, request.experiment, url, step=request.step) as target:
         check_sections(request.overrides, EVALUATION_SECTIONS, reason)
         spec = _read_target_spec(target, request.overrides)
         suite = build_requested_suite(spec, request, report)
@@ -326,19 +331,15 @@ def _answer_batch(
     path = folder / f"{numbers.start:06d}_{len(numbers):03d}.json.gz"
     if (kept := _load_answer_batch(path)) is not None:
         return kept
-    data = derive_seed(suite.seed, "held out")
+    fit = build_prompt_fit(model.policy, setup)
     try:
-        with show_plugin_output(setup.spec.task.plugin):
-            drawn = build_prompt_fit(model.policy, setup).draw_held_out(
-                lambda n: setup.task.problem("test", n, data), numbers
-            )
+        drawn, seeds = draw_held_out_problems(fit, setup.task, suite.seed, numbers, "evaluation")
     except ValueError as error:  # no problem matches the task's options
         raise SpecError(str(error)) from error
     except OSError as error:
         raise EnvironmentFault(f"the task's data: {summarize_error(error)}") from error
     sampling = {"top_k": 1} if suite.greedy else {}
     plan = setup.plan.copy_with_sampling(suite.samples, **sampling)
-    seeds = [derive_seed(suite.seed, "evaluation", n) for n in drawn.numbers]
     dialogue = model.policy.dialogue
     host = build_rollout_host(setup, model.pool, model.policy)
     with model.sampler.session() as session:
@@ -452,7 +453,7 @@ class ModelProbe:
 
 
 def probe_model(
-    request: ProbeRequest | str,
+    request: ProbeRequest | str | OpenedRun,
     *,
     registry: str | None = None,
     record: bool = True,
@@ -476,21 +477,23 @@ def probe_model(
         InvalidSpec: an override is invalid.
         EnvironmentFault: the model's files or the device are missing.
     """
-    if isinstance(request, str):
+    if not isinstance(request, ProbeRequest):
         request = ProbeRequest(target=request)
-    changes, url = request.list_overrides(), get_registry_url(registry)
+    name, url = locate_target(request.target, registry)
+    changes = request.list_overrides()
     if request.experiment is None:
         reason = (
             f"a run is probed as it was trained; only {', '.join(PROBE_SECTIONS)} may be changed"
         )
         check_sections(changes, PROBE_SECTIONS, reason)
-    with open_target(request.target, request.experiment, url) as target:
+    with open_target(name, request.experiment, url) as target:
         spec, settings = _build_probe_spec(target, changes, request.cut)
         setup = build_setup(spec)
         with load_model(spec, target.model) as model:
             context = build_probe_context(setup, model.policy, model.sampler, model.pool)
+            fit = build_prompt_fit(model.policy, setup)
             result = probe_problems(
-                settings, context, spec.seed, None, lambda at: show(at.done, at.total)
+                settings, context, fit, spec.seed, None, lambda at: show(at.done, at.total)
             )
     step = target.run.step if target.run else 0
     probes = build_probe_records(result, settings, spec.seed, step)

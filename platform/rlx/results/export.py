@@ -114,7 +114,7 @@ def _write_last_sound_weights(
     return step
 
 
-EXPERIMENT, FIGURES = "experiment.yaml", "figures.json"
+EXPERIMENT, FIGURES, CARD = OWN_FILES = ("experiment.yaml", "figures.json", "README.md")
 
 
 PICTURES = {
@@ -173,7 +173,7 @@ def write_card(
         (folder / FIGURES).write_text(json.dumps(about, indent=1, default=str))
         text = "\n".join(_write_text(run, spec, step, evaluations, names))
         metadata = _build_metadata(run, spec, evaluations)
-        (folder / "README.md").write_text(f"---\n{metadata}---\n{text}\n")
+        (folder / CARD).write_text(f"---\n{metadata}---\n{text}\n")
 
 
 def _write_experiment(run: RunRecord, folder: Path, *, with_data: bool) -> dict[str, Any]:
@@ -202,16 +202,20 @@ def _write_experiment(run: RunRecord, folder: Path, *, with_data: bool) -> dict[
 
 
 def _copy_data(node: Any, folder: Path) -> Any:
-    """Copies the files that options name; returns the options with the copies' names."""
+    """Copies the files that options name; returns the options with the copies' names. A copy keeps
+    its path, so that the digest stays, where that is a free one inside the folder."""
     if isinstance(node, dict):
         return {key: _copy_data(value, folder) for key, value in node.items()}
     if isinstance(node, list):
         return [_copy_data(value, folder) for value in node]
     if not isinstance(node, str) or not os.path.isfile(node):  # noqa: PTH113  (any text at all)
         return node
-    target = folder / "data" / Path(node).name
-    target.parent.mkdir(exist_ok=True)
-    number = 1
+    own, number = Path(node), 1
+    is_inside = not own.is_absolute() and ".." not in own.parts and node not in OWN_FILES
+    target = folder / own
+    if not is_inside or (target.exists() and target.read_bytes() != own.read_bytes()):
+        target = folder / "data" / own.name
+    target.parent.mkdir(parents=True, exist_ok=True)
     while target.exists() and target.read_bytes() != Path(node).read_bytes():
         number += 1
         target = target.with_name(f"{number}-{Path(node).name}")
@@ -301,6 +305,8 @@ def _write_text(
     yield f"rlx eval . --spec {EXPERIMENT}    # the figures of this model"
     yield f"rlx submit {EXPERIMENT}           # the whole training"
     yield "```\n"
+    if spec["model"].get("path"):
+        yield f"The training begins with {base}, which is not part of this folder.\n"
     if spec.get("from_checkpoint"):
         yield f"The training began with a checkpoint of another run, {spec['from_checkpoint']}.\n"
     if data:

@@ -4,10 +4,34 @@ import json
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from rlx.errors import SpecError
+from rlx.launch import get_registry_url
 from rlx.text import escape_unprintable
+
+
+class OpenedRun(Protocol):
+    """A run with its registry, such as `rlx.Run`."""
+
+    @property
+    def id(self) -> str: ...
+    @property
+    def registry(self) -> str: ...
+
+
+def locate_target(target: str | OpenedRun, registry: str | None) -> tuple[str, str]:
+    """Returns the name of a target and the URL of the registry to look in: an opened run's own, or
+    the given one.
+
+    Raises:
+        SpecError: the target is something else.
+    """
+    if isinstance(target, str):
+        return target, get_registry_url(registry)
+    if hasattr(target, "id") and hasattr(target, "registry"):
+        return target.id, target.registry
+    raise SpecError("the target is a run, its name, or a model's folder or name, as text")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,7 +50,7 @@ class EvaluationRequest:
         overrides: `key=value` of the sections `runner` and `sampler`.
     """
 
-    target: str
+    target: str | OpenedRun
     experiment: Path | None = None
     step: int | None = None
     suite: Path | None = None
@@ -37,8 +61,6 @@ class EvaluationRequest:
     overrides: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        if not isinstance(self.target, str):
-            raise SpecError("the target is a run's name, or a model's folder or name, as text")
         for name in ("problems", "samples"):
             if (value := getattr(self, name)) is not None and value < 1:
                 raise SpecError(f"{name} is {value}: it must be at least 1")
@@ -61,7 +83,7 @@ class ProbeRequest:
         overrides: `key=value`; of a run only of the sections `probe`, `runner`, `sampler`, `seed`.
     """
 
-    target: str
+    target: str | OpenedRun
     experiment: Path | None = None
     problems: int | None = None
     samples: int | None = None
@@ -84,14 +106,14 @@ class RescoreRequest:
     """Which rollouts to rescore, and by which rules.
 
     Attributes:
-        run: the run, by its id, its number or `latest`.
+        run: the run, or its id, its number or `latest`.
         experiment: file of the experiment whose rules are taken; None takes the run's own.
         overrides: `key=value` of the sections that are rules.
         steps: the steps; empty takes all that are stored.
         rows: number of rows to keep token by token, those whose advantages change most.
     """
 
-    run: str
+    run: str | OpenedRun
     experiment: Path | None = None
     overrides: tuple[str, ...] = ()
     steps: tuple[int, ...] = ()

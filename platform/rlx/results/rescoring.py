@@ -19,13 +19,12 @@ from rlx.assignment import build_scored_rows, compute_answer_scores, find_lost_r
 from rlx.batch import TokenBatch, list_batch_rows
 from rlx.discovery import describe_data_changes, describe_plugin_changes, list_plugin_records
 from rlx.errors import ShapeError, SpecError
-from rlx.home import RunFolder
-from rlx.launch import get_registry_url, open_registry
+from rlx.launch import locate_run_folder, open_registry
 from rlx.phase_setup import PhaseSetup, build_setup
 from rlx.plan import check_read_spec, read_spec, validate_document
 from rlx.progress import ShowProgress, ignore_progress
 from rlx.record import StoredStep, TrainedRows, read_step
-from rlx.results.requests import RescoreRequest, check_sections
+from rlx.results.requests import OpenedRun, RescoreRequest, check_sections, locate_target
 from rlx.results.stored_steps import select_rollout_steps
 from rlx.reward import Place, RewardEntry, RewardPool, RewardTable, score_rollouts
 from rlx.run import ControllerState, build_trained_rows, read_token_streams
@@ -269,12 +268,12 @@ def _rescore_steps(
     phases = {phase.name: phase for phase in spec.phases}
     build_phase = cache(lambda name: build_setup(spec.resolve_phase_spec(phases[name])))
     last = 0
-    runner, folder = spec.runner, RunFolder(Path(str(run.directory)))
+    runner, folder = spec.runner, locate_run_folder(run)
     with RewardPool(runner.reward_workers, runner.reward_memory_mb, folder.answers()) as pool:
         for step in steps:
             body = registry.results.rollout_body(run.id, step)
             statistics, setup = body.statistics, build_phase(body.statistics["phase"])
-            stored = read_step(read_body(Path(str(run.directory)) / body.path, body.sha256))
+            stored = read_step(read_body(folder.root / body.path, body.sha256))
             if step != last + 1:
                 controllers = None
             controllers = _build_controller_state(setup, controllers, statistics, own=own)
@@ -415,7 +414,7 @@ def _rescore_greedy(
 
 
 def rescore(
-    request: RescoreRequest | str,
+    request: RescoreRequest | str | OpenedRun,
     *,
     registry: str | None = None,
     show: ShowProgress = ignore_progress,
@@ -435,10 +434,11 @@ def rescore(
         InvalidSpec: the rules are invalid.
         PluginError: a plugin is missing.
     """
-    if isinstance(request, str):
+    if not isinstance(request, RescoreRequest):
         request = RescoreRequest(run=request)
-    with open_registry(get_registry_url(registry)) as opened:
-        run = opened.run(request.run)
+    name, url = locate_target(request.run, registry)
+    with open_registry(url) as opened:
+        run = opened.run(name)
         spec, own, notes = _build_rescore_spec(run, request.experiment, request.overrides)
         steps = select_rollout_steps(opened, run, request.steps)
         found = Rescoring(run, tuple(notes), request.rows)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from multiprocessing.context import SpawnContext, SpawnProcess
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Any, Literal, Protocol, Self, TypeVar
 from weakref import WeakSet
 
 from pebble import ProcessExpired, ProcessPool
@@ -55,8 +55,6 @@ _Positions = tuple[int, ...]
 CONSTS.term_timeout = 60.0
 """Seconds in which a worker that is told to end may kill what its plugins started; the library's 3
 are too few on a busy machine."""
-
-_RENEW_AFTER = 1000  # chunks; limits the damage of a scorer with a slow memory leak
 
 _MAX_RESTARTS = 3
 """How often workers that died idle are started again in one call, and workers that something killed
@@ -123,7 +121,6 @@ class ChunkWorkers:
         context = _RememberingContext()
         self._pool = ProcessPool(
             max_workers=self._count,
-            max_tasks=_RENEW_AFTER,
             initializer=start_worker,
             context=context,
         )
@@ -182,6 +179,17 @@ class ChunkWorkers:
         self._pool.join()
 
 
+class Closable(Protocol):
+    """What can be kept with a pool."""
+
+    def close(self) -> None:
+        """Ends what it has started."""
+        ...
+
+
+Kept = TypeVar("Kept", bound=Closable)
+
+
 class RewardPool:
     """A pool of worker processes that run jobs; a context manager.
 
@@ -206,6 +214,7 @@ class RewardPool:
             raise ValueError(f"needs at least 1 worker and 1 MiB, got {workers} and {memory_mb}")
         self.count, self.memory_mb, self._answers = workers, memory_mb, answers
         self.keeper = SessionKeeper()
+        self._kept: dict[type[Closable], Any] = {}
         self._restarts = 0
         self._workers = ChunkWorkers(workers, memory_mb, answers)
 
@@ -220,9 +229,18 @@ class RewardPool:
     ) -> None:
         self.close()
 
+    def keep(self, kind: type[Kept]) -> Kept:
+        """The one object of a kind that is closed with the pool, made when it is first wanted."""
+        if kind not in self._kept:
+            self._kept[kind] = kind()
+        kept: Kept = self._kept[kind]
+        return kept
+
     def close(self) -> None:
-        """Closes live sessions, and ends the workers at once, even during a job, with all that
-        their plugins started."""
+        """Closes live sessions and what is kept, and ends the workers at once, even during a job,
+        with all that their plugins started."""
+        for kept in self._kept.values():
+            kept.close()
         self.keeper.close()
         self._workers.close()
 

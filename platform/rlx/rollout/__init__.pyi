@@ -1,13 +1,6 @@
 from .conversations import (
-    EnvironmentHost,
     EnvironmentPlan,
-    HostFault,
-    LocalHost,
-    QueueingHost,
-    ToolHost,
     build_talk,
-    check_environment_step,
-    copy_info,
     count_shared,
     derive_turn_seed,
     is_fault_segment,
@@ -29,6 +22,15 @@ from .dialogue import (
     list_example_messages,
     read_turn,
     remove_prefix,
+)
+from .hosts import (
+    EnvironmentHost,
+    HostFault,
+    LocalHost,
+    QueueingHost,
+    ToolHost,
+    check_environment_step,
+    copy_info,
 )
 from .prompt_limit import DrawnProblems, PromptFit, PromptLength, measure_prompt
 from .recorder import (

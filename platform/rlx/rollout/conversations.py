@@ -9,14 +9,12 @@ with only what the environment showed to that player: the rollouts of the first 
 and those of the second another.
 """
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import islice
-from typing import Any, Literal, Protocol, cast, runtime_checkable
+from typing import Any, Literal, cast
 
 from rlx.errors import SpecError
-from rlx.plugin import FAILED, Action, Environment, Message, Problem, Step, ToolCall
+from rlx.plugin import FAILED, Action, Message, Problem, Step, ToolCall
 from rlx.rollout.dialogue import (
     Completion,
     CompletionRequest,
@@ -29,7 +27,8 @@ from rlx.rollout.dialogue import (
     may_close_think,
     read_turn,
 )
-from rlx.rollout.tools import CallFault, Schema, combine_results, limit_calls, list_schemas
+from rlx.rollout.hosts import BlockingCalls, EnvironmentHost, HostFault, QueueingHost
+from rlx.rollout.tools import Schema, limit_calls, list_schemas
 from rlx.rollout.tree import NO_PARENT, RolloutTree, Segment, Span, find_hull, find_spans
 from rlx.seeding import derive_seed
 from rlx.spec import (
@@ -40,7 +39,6 @@ from rlx.spec import (
     TurnSpec,
 )
 from rlx.stopwatch import CLOCK, Clock
-from rlx.text import replace_surrogates
 
 
 def derive_turn_seed(seed: int, place: int, number: int, player: int = 0) -> int:
@@ -234,189 +232,6 @@ def _build_opening_rest(
         text=opening.text[len(text) :],
         info={} if rollout.anchor is None else {"state": rollout.anchor},
     )
-
-
-_MAX_OBSERVATION = 1_000_000
-"""Maximum characters of an observation, and of a turn's info as JSON."""
-
-
-@dataclass(frozen=True, slots=True)
-class HostFault:
-    """A fault of an environment, in words."""
-
-    reason: str
-
-
-@runtime_checkable
-class EnvironmentHost(Protocol):
-    """Runs an environment."""
-
-    def reset(self, calls: Sequence[tuple[Mapping[str, Any], int]]) -> list[Any]:
-        """Initial states for (problem, seed) pairs; a `HostFault` in place of one that failed."""
-        ...
-
-    def step(self, calls: Sequence[tuple[Any, Action]]) -> list[Step | HostFault]:
-        """The environment's answers to (state, action) pairs, in order."""
-        ...
-
-    def release(self, states: Sequence[Any]) -> None:
-        """Frees the last states of rollouts that end before the environment says so."""
-        ...
-
-
-@runtime_checkable
-class QueueingHost(EnvironmentHost, Protocol):
-    """A host that answers every call when it is over, while others run.
-
-    Attributes:
-        patience: seconds that a turn waits for others to be sampled with; None: for all of them.
-    """
-
-    patience: float | None
-
-    def submit(
-        self, number: int, what: Literal["reset", "step"], arguments: tuple[Any, Any]
-    ) -> None:
-        """Begins a call, with the arguments of one in `reset` or `step`."""
-        ...
-
-    def collect(self, seconds: float | None) -> list[tuple[int, Any]]:
-        """Numbers and answers of calls that are over; waits at most so many seconds for the first,
-        or, with None, until there is one."""
-        ...
-
-
-class _BlockingCalls:
-    """The calls of a host that answers all together."""
-
-    patience = None
-
-    def __init__(self, host: EnvironmentHost) -> None:
-        self._host = host
-        self._calls: dict[str, dict[int, tuple[Any, Any]]] = {"reset": {}, "step": {}}
-
-    def submit(
-        self, number: int, what: Literal["reset", "step"], arguments: tuple[Any, Any]
-    ) -> None:
-        self._calls[what][number] = arguments
-
-    def collect(self, seconds: float | None) -> list[tuple[int, Any]]:
-        answers: list[tuple[int, Any]] = []
-        for what, run in (("reset", self._host.reset), ("step", self._host.step)):
-            calls, self._calls[what] = self._calls[what], {}
-            if calls:
-                answers += zip(calls, run(list(calls.values())), strict=True)
-        return answers
-
-
-class ToolHost:
-    """Answers turns with calls of tools: each call apart, so that one that hangs or crashes is the
-    fault of no other, and its fault is its result.
-
-    Args:
-        host: runs the environment `tools`.
-    """
-
-    def __init__(self, host: EnvironmentHost) -> None:
-        self._host = host
-
-    def reset(self, calls: Sequence[tuple[Mapping[str, Any], int]]) -> list[Any]:
-        """See `EnvironmentHost`."""
-        return [None for _ in calls]
-
-    def release(self, states: Sequence[Any]) -> None:
-        """See `EnvironmentHost`: tools keep no state."""
-
-    def step(self, calls: Sequence[tuple[Any, Action]]) -> list[Step | HostFault]:
-        """See `EnvironmentHost`."""
-        apart = [(s, replace(a, calls=(call,))) for s, a in calls for call in a.calls]
-        results = map(_read_result, self._host.step(apart))
-        return [combine_results(a, list(islice(results, len(a.calls)))) for _, a in calls]
-
-
-def _read_result(answer: Step | HostFault) -> tuple[str, CallFault]:
-    """What came of a single call."""
-    if isinstance(answer, HostFault):
-        return f"error: {answer.reason}", "failed"
-    (result,) = answer.results
-    fault: CallFault = "invalid" if answer.info["invalid"] else "failed"
-    return result, fault if answer.info["invalid"] or answer.info["failed"] else ""
-
-
-class LocalHost:
-    """Runs an environment in the calling process, without catching its exceptions."""
-
-    def __init__(self, environment: Environment) -> None:
-        self._environment = environment
-
-    def reset(self, calls: Sequence[tuple[Mapping[str, Any], int]]) -> list[Any]:
-        """See `EnvironmentHost`."""
-        return [self._environment.reset(problem, seed) for problem, seed in calls]
-
-    def step(self, calls: Sequence[tuple[Any, Action]]) -> list[Step | HostFault]:
-        """See `EnvironmentHost`."""
-        kinds = self._environment.kinds
-        return [
-            check_environment_step(self._environment.step(state, action), kinds)
-            for state, action in calls
-        ]
-
-    def release(self, states: Sequence[Any]) -> None:
-        """See `EnvironmentHost`."""
-        for state in states:
-            self._environment.release(state)
-
-
-def check_environment_step(step: Any, kinds: Sequence[str]) -> Step:
-    """Returns a plain copy of an environment's step, also if it is a subclass.
-
-    Lone surrogates in its texts become U+FFFD: they may come from the model's text, and must not
-    end the run.
-
-    Raises:
-        ValueError: it does not match `Step`.
-    """
-    if not isinstance(step, Step):
-        raise ValueError(f"gave {type(step).__name__} instead of a Step")
-    if step.kind not in kinds:
-        raise ValueError(f"gave a turn of kind {step.kind!r}; its kinds are {', '.join(kinds)}")
-    if not isinstance(step.observation, str) or len(step.observation) > _MAX_OBSERVATION:
-        raise ValueError(
-            f"gave an observation that is not text of at most {_MAX_OBSERVATION} characters"
-        )
-    if not (step.anchor is None or isinstance(step.anchor, str)):
-        raise ValueError(f"gave {type(step.anchor).__name__} as an anchor, not text")
-    if step.player not in (0, 1):
-        raise ValueError(f"gave {step.player!r} as the next player, which is 0 or 1")
-    return Step(
-        kind=str(step.kind),
-        state=step.state,
-        observation=replace_surrogates(str(step.observation)),
-        done=bool(step.done),
-        info=copy_info(step.info, "info"),
-        anchor=None if step.anchor is None else replace_surrogates(str(step.anchor)),
-        player=int(step.player),
-        opponent_info=copy_info(step.opponent_info, "opponent_info"),
-        results=tuple(replace_surrogates(str(result)) for result in step.results),
-    )
-
-
-def copy_info(info: Any, what: str) -> dict[str, Any]:
-    """Returns a copy of what is reported on a turn.
-
-    Raises:
-        ValueError: it is no mapping of plain JSON, or too long.
-    """
-    if not isinstance(info, Mapping):
-        raise ValueError(f"gave {type(info).__name__} as {what}")
-    try:
-        text = json.dumps(dict(info), allow_nan=False, ensure_ascii=False)
-    except (TypeError, ValueError, RecursionError) as error:
-        raise ValueError(f"gave {what} that is not plain JSON: {error}") from error
-    if len(text) > _MAX_OBSERVATION:
-        raise ValueError(f"gave {what} of {len(text)} characters")
-    copied: dict[str, Any] = json.loads(replace_surrogates(text))
-    return copied
 
 
 @dataclass(frozen=True, slots=True)
@@ -633,7 +448,7 @@ class _SamplingLoop:
 
     def run(self, games: Sequence[OngoingGame]) -> None:
         """Plays the games to their ends; none is left open, also where this raises."""
-        queue = self.host if isinstance(self.host, QueueingHost) else _BlockingCalls(self.host)
+        queue = self.host if isinstance(self.host, QueueingHost) else BlockingCalls(self.host)
         try:
             for number, game in enumerate(games):
                 seed = derive_seed(self.seeds[game.tree], "environment", game.place)

@@ -1,7 +1,7 @@
-"""Which problems a model can be shown: those whose prompt fits, whole or shortened."""
+"""Which problems a model can be shown: those whose prompt fits."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from rlx.errors import SpecError
 from rlx.plugin import Problem
@@ -58,16 +58,14 @@ class DrawnProblems:
     """Consecutive problems of a split, without those that do not fit.
 
     Attributes:
-        problems: those that fit, shortened where necessary.
+        problems: those that fit.
         numbers: their numbers in the split.
         examined: how many numbers were examined.
-        truncated: how many problems were shortened.
     """
 
     problems: tuple[Problem, ...]
     numbers: tuple[int, ...]
     examined: int
-    truncated: int
 
     @property
     def dropped(self) -> int:
@@ -104,47 +102,40 @@ class PromptFit:
             start, count: the first number, and how many problems to draw.
 
         Raises:
-            SpecError: as `fit`, or nothing fits.
+            SpecError: as `fits`, or nothing fits.
         """
-        found: list[tuple[int, Problem, Problem]] = []
+        found: dict[int, Problem] = {}
         number, dropped = start, 0
         while len(found) < count:
             problem = get_problem(number)
-            if (fitted := self.fit(problem)) is not None:
-                found.append((number, problem, fitted))
+            if self.fits(problem):
+                found[number] = problem
                 dropped = 0
             elif (dropped := dropped + 1) > MOST_DROPPED:
                 raise SpecError(
                     f"rollout.max_prompt_tokens drops {MOST_DROPPED} problems in a row, up to "
-                    f"number {number}: raise its limit or model.max_position, or truncate"
+                    f"number {number}: raise its limit or model.max_position"
                 )
             number += 1
-        return _build_draw(found, number - start)
+        return DrawnProblems((*found.values(),), (*found,), number - start)
 
     def draw_held_out(self, get_problem: Callable[[int], Problem], numbers: range) -> DrawnProblems:
         """Returns those of some held-out problems that fit; dropped ones are not replaced.
 
         Raises:
-            SpecError: as `fit`.
+            SpecError: as `fits`.
         """
-        problems = [(number, get_problem(number)) for number in numbers]
-        fitted = [(number, problem, self.fit(problem)) for number, problem in problems]
-        return _build_draw([(n, p, f) for n, p, f in fitted if f is not None], len(numbers))
+        drawn = {number: get_problem(number) for number in numbers}
+        found = {number: problem for number, problem in drawn.items() if self.fits(problem)}
+        return DrawnProblems((*found.values(),), (*found,), len(numbers))
 
-    def fit(self, problem: Problem) -> Problem | None:
-        """Returns the problem, shortened if necessary; None if it is dropped.
+    def fits(self, problem: Problem) -> bool:
+        """Whether a problem is shown to the model.
 
         Raises:
-            SpecError: its prompt is too long and may be neither dropped nor shortened, or there is
-                no token for part of it.
+            SpecError: there is no token for part of it.
         """
-        if self.rule is None or self._fits(problem):
-            return problem
-        if self.rule.on_longer == "drop":
-            return None
-        if self.rule.on_longer == "truncate":
-            return self._truncate(problem)
-        raise SpecError(f"rollout.max_prompt_tokens: {self.describe_excess(problem)}")
+        return self.rule is None or not self.describe_excess(problem)
 
     def describe_excess(self, problem: Problem) -> str:
         """Says by how much a problem is too long; "" if it fits."""
@@ -181,32 +172,3 @@ class PromptFit:
     @property
     def _limit(self) -> int | None:
         return self.rule.limit if self.rule is not None else None
-
-    def _fits(self, problem: Problem) -> bool:
-        return not self.describe_excess(problem)
-
-    def _truncate(self, problem: Problem) -> Problem:
-        """Removes as little as possible from the beginning of the problem's text."""
-        text = problem.prompt
-        if not self._fits(replace(problem, prompt="")):
-            raise SpecError(
-                f"rollout.max_prompt_tokens: {self.describe_excess(replace(problem, prompt=''))}, "
-                "even without the problem's own text: raise the limit, or shorten the template"
-            )
-        too_little, enough = 0, len(text)  # bisects the number of characters to remove
-        while enough - too_little > 1:
-            middle = (too_little + enough) // 2
-            if self._fits(replace(problem, prompt=text[middle:])):
-                enough = middle
-            else:
-                too_little = middle
-        return replace(problem, prompt=text[enough:])
-
-
-def _build_draw(found: list[tuple[int, Problem, Problem]], examined: int) -> DrawnProblems:
-    return DrawnProblems(
-        problems=tuple(fitted for _, _, fitted in found),
-        numbers=tuple(number for number, _, _ in found),
-        examined=examined,
-        truncated=sum(fitted is not problem for _, problem, fitted in found),
-    )

@@ -15,12 +15,12 @@ from typing import Any
 from rlx.plugin import FAILED, Problem
 from rlx.rollout.conversations import (
     EnvironmentPlan,
-    HostFault,
     build_fault_segment,
     count_shared,
     derive_turn_seed,
 )
 from rlx.rollout.dialogue import Completion, Dialogue, TurnPrompt
+from rlx.rollout.hosts import HostFault
 from rlx.rollout.schedule import build_turn_segment
 from rlx.rollout.tree import NO_PARENT, Author, RolloutTree, Segment
 from rlx.seeding import derive_seed

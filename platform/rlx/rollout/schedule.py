@@ -16,7 +16,6 @@ from rlx.discovery import import_implementation
 from rlx.errors import PluginError, RlxError
 from rlx.plugin import Message, Problem, Schedule, TurnLevel, TurnSpec, find_answer_level
 from rlx.rollout.conversations import (
-    EnvironmentHost,
     EnvironmentPlan,
     build_talk,
     sample_conversations,
@@ -33,6 +32,7 @@ from rlx.rollout.dialogue import (
     may_close_think,
     read_turn,
 )
+from rlx.rollout.hosts import EnvironmentHost
 from rlx.rollout.tree import NO_PARENT, RolloutTree, Segment, find_hull, find_spans
 from rlx.seeding import derive_seed
 from rlx.spec import AgentRolloutSpec, MultiTurnRolloutSpec, RolloutSpec
@@ -110,6 +110,11 @@ class RolloutPlan:
         """Maximum number of turns, or rollouts with an environment, of one problem."""
         rows: Iterator[int] = accumulate((level.count for level in self.levels), mul)
         return sum(rows) * self.trees_per_prompt
+
+    @property
+    def most_turns(self) -> int:
+        """Maximum number of turns of one problem."""
+        return self.rows_per_prompt * (1 if self.talk is None else self.talk.last)
 
     @property
     def continued_per_prompt(self) -> int:

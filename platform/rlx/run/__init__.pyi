@@ -1,4 +1,4 @@
-from .collect import build_prompt_fit, draw_contact_problems
+from .collect import build_prompt_fit, draw_contact_problems, draw_held_out_problems
 from .context import ControllerState, RunStopped, StopRequest
 from .loop import run_experiment
 from .metrics import record_allocations, write_memory_snapshot
@@ -15,6 +15,7 @@ __all__ = [
     "build_prompt_fit",
     "build_trained_rows",
     "draw_contact_problems",
+    "draw_held_out_problems",
     "draw_over_steps",
     "draw_probes",
     "draw_run_pictures",

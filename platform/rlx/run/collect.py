@@ -1,7 +1,7 @@
 """Collects the rollouts of a training step: samples, scores, and resamples those without signal."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -11,7 +11,7 @@ from rlx.batch import build_token_batch, list_batch_rows
 from rlx.credit import compute_group_extremes, has_score_spread, structured_scores
 from rlx.model import Policy
 from rlx.phase_setup import PhaseSetup
-from rlx.plugin import Problem
+from rlx.plugin import Problem, Task
 from rlx.plugin_calls import show_plugin_output
 from rlx.reward import RewardTable, score_rollouts
 from rlx.rollout import (
@@ -28,18 +28,8 @@ Place = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
-class _RolloutShare:
-    """The rollouts that one rank has sampled and scored, and the seconds that each took."""
-
-    trees: list[RolloutTree]
-    table: RewardTable
-    sampled: float
-    scored: float
-
-
-@dataclass(frozen=True, slots=True)
 class ScoredTrees:
-    """The trees of all ranks with their rewards; the seconds are this rank's."""
+    """Trees with their rewards, of one rank or of all, and the seconds that this rank took."""
 
     trees: list[RolloutTree]
     table: RewardTable
@@ -59,8 +49,8 @@ class StepRollouts:
             after there were enough, or are those of a second player that does not learn.
         drawn: number of problems drawn, with those that were dropped for their length.
         sampled, scored: seconds spent on sampling and on scoring.
-        prompts: how many problems were dropped and how many truncated, because their prompts were
-            too long; None if nothing limits them.
+        dropped: how many problems were left out because their prompts were too long; None if
+            nothing limits them.
         need_rewards: whether a rollout without a reward is not trained on.
     """
 
@@ -71,7 +61,7 @@ class StepRollouts:
     drawn: int
     sampled: float
     scored: float
-    prompts: tuple[int, int] | None = None
+    dropped: int | None = None
     need_rewards: bool = True
 
     def find_untrained_rows(self) -> set[Place]:
@@ -127,9 +117,7 @@ def collect_rollouts(
         drawn=examined,
         sampled=sum(parcel.sampled for parcel in everyone),
         scored=sum(parcel.scored for parcel in everyone),
-        prompts=(sum(drawn.dropped for drawn in draws), sum(drawn.truncated for drawn in draws))
-        if rollout.max_prompt_tokens
-        else None,
+        dropped=sum(drawn.dropped for drawn in draws) if rollout.max_prompt_tokens else None,
         need_rewards=setup.spec.learns_from_rewards,
     )
 
@@ -189,10 +177,33 @@ def sample_and_score(
     plan: RolloutPlan,
     problems: Sequence[Problem],
     seeds: Sequence[int],
+    show: Callable[[int], None] | None = None,
 ) -> ScoredTrees:
-    """Samples and scores each rank's share; returns all trees, in the order of the problems."""
+    """Samples and scores each rank's share; returns all trees, in the order of the problems.
+
+    Args:
+        show: called with how many problems are answered, as far as this rank's share tells.
+    """
+    turns = len(range(context.ranks.rank, len(problems), context.ranks.count)) * plan.most_turns
+    if show is not None:
+        context.sampler.on_ended = _count_answered(show, len(problems), turns)
     share = _sample_own_share(context, setup, plan, problems, seeds)
+    context.sampler.on_ended = None
     return _gather_shares(context, share, len(problems), plan.trees_per_prompt)
+
+
+def _count_answered(
+    show: Callable[[int], None], problems: int, turns: int
+) -> Callable[[int], None]:
+    """Returns a function of ended turns that shows which part of the problems they are."""
+    ended = 0
+
+    def count(more: int) -> None:
+        nonlocal ended
+        ended += more
+        show(min(problems, problems * ended // turns))
+
+    return count
 
 
 def _sample_own_share(
@@ -201,7 +212,7 @@ def _sample_own_share(
     plan: RolloutPlan,
     problems: Sequence[Problem],
     seeds: Sequence[int],
-) -> _RolloutShare:
+) -> ScoredTrees:
     """Samples and scores this rank's problems: every `count`-th one, starting at its number."""
     began = time.perf_counter()
     mine = slice(context.ranks.rank, None, context.ranks.count)
@@ -218,7 +229,7 @@ def _sample_own_share(
     context.progress.show_activity("scoring")
     with context.cpu.measure("score"):
         table = score_rollouts(trees, setup.rewards, context.pool)
-    return _RolloutShare(trees, table, sampled - began, time.perf_counter() - sampled)
+    return ScoredTrees(trees, table, sampled - began, time.perf_counter() - sampled)
 
 
 def _count_problems_at_once(plan: RolloutPlan, dialogues: int | None) -> int | None:
@@ -236,7 +247,7 @@ def _split_evenly(count: int, most: int | None) -> list[slice]:
 
 
 def _gather_shares(
-    context: RunContext, share: _RolloutShare, problems: int, trees: int
+    context: RunContext, share: ScoredTrees, problems: int, trees: int
 ) -> ScoredTrees:
     """Gathers the shares of all ranks, in the order of the problems, each with so many trees."""
     shares = context.ranks.gather((share.trees, share.table))
@@ -256,6 +267,24 @@ def build_prompt_fit(policy: Policy, setup: PhaseSetup) -> PromptFit:
     """Which problems of a phase the policy can be shown."""
     rule = setup.spec.rollout.max_prompt_tokens
     return PromptFit(setup.plan, policy.dialogue, policy.context_length, rule)
+
+
+def draw_held_out_problems(
+    fit: PromptFit, task: Task, seed: int, numbers: range, purpose: str
+) -> tuple[DrawnProblems, list[int]]:
+    """Draws held-out problems that fit the model, with a sampling seed for each.
+
+    Args:
+        fit: which problems the model can be shown.
+        task: source of the problems.
+        seed: of the problems and, with `purpose`, of what is sampled for them.
+        numbers: those of the problems.
+        purpose: what they are drawn for.
+    """
+    data = derive_seed(seed, "held out")
+    with show_plugin_output(type(task).__name__):
+        drawn = fit.draw_held_out(lambda number: task.problem("test", number, data), numbers)
+    return drawn, [derive_seed(seed, purpose, number) for number in drawn.numbers]
 
 
 def draw_contact_problems(

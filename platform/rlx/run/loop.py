@@ -3,7 +3,7 @@ checkpoints, evaluate, export.
 """
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -14,7 +14,6 @@ import torch
 from rlx.checkpoint import (
     RunState,
     convert_checkpoint,
-    find_by_shared_hashing,
     find_newest_checkpoint,
     load_checkpoint,
     read_state,
@@ -34,12 +33,16 @@ from rlx.learner import (
 from rlx.model import Policy, adapt_policy, build_policy, build_reference, convert_weights
 from rlx.phase_setup import PhaseSetup, build_setup
 from rlx.plugin import Task, sum_costs
-from rlx.plugin_calls import show_plugin_output
 from rlx.progress import Progress, ProgressFile
 from rlx.record import Recorder
 from rlx.reward import RewardPool
 from rlx.rollout import RolloutPlan
-from rlx.run.collect import build_prompt_fit, draw_contact_problems, sample_and_score
+from rlx.run.collect import (
+    build_prompt_fit,
+    draw_contact_problems,
+    draw_held_out_problems,
+    sample_and_score,
+)
 from rlx.run.context import ControllerState, CpuAccount, RunContext, RunStopped, StopRequest
 from rlx.run.metrics import AlarmWatch, environment_figures
 from rlx.run.probes import require_texts, run_probe
@@ -47,8 +50,7 @@ from rlx.run.training import train_step
 from rlx.run.warm_start import start_warm
 from rlx.run.weight_sync import synchronize_sampler
 from rlx.sampler import SamplingEngine, expect_dialogue_length, open_sampler, require_engine
-from rlx.sealed_folder import CheckpointError, ComputeDigests
-from rlx.seeding import derive_seed
+from rlx.sealed_folder import CheckpointError
 from rlx.spec import ExperimentSpec, PretrainedModelSpec
 
 CONTACT_PROMPTS, MOST_CONTACT_PROMPTS = 8, 32
@@ -170,10 +172,16 @@ def resume_run(context: RunContext) -> ResumePoint | None:
         RlxError: the checkpoint was written for another experiment or in another precision.
         CheckpointError: the checkpoint of the other run is damaged.
     """
-    place = find_by_shared_hashing(partial(_find_resume_checkpoint, context), context.ranks)
-    if place is None:
-        return None
-    return _resume_from(context, context.folder.root / place)
+    found: Path | CheckpointError | None = None
+    if context.ranks.is_first:
+        try:
+            found = _find_resume_checkpoint(context)
+        except CheckpointError as error:
+            found = error
+    found, *_ = context.ranks.gather(found)
+    if isinstance(found, CheckpointError):
+        raise found
+    return None if found is None else _resume_from(context, context.folder.root / found)
 
 
 def _resume_from(context: RunContext, found: Path) -> ResumePoint:
@@ -198,7 +206,7 @@ def _resume_from(context: RunContext, found: Path) -> ResumePoint:
     return ResumePoint(state.step, state.cursor, state.learned, number, done, controllers, forked)
 
 
-def _find_resume_checkpoint(context: RunContext, compute: ComputeDigests) -> Path | None:
+def _find_resume_checkpoint(context: RunContext) -> Path | None:
     """Finds the checkpoint to resume from, by its path in the run's folder; rank 0 calls it."""
 
     def report_refusal(what: str) -> None:
@@ -207,9 +215,9 @@ def _find_resume_checkpoint(context: RunContext, compute: ComputeDigests) -> Pat
             print(what, flush=True)
 
     recorded = context.recorder.list_checkpoint_digests() if context.recorder else {}
-    found = find_newest_checkpoint(context.folder.checkpoints, recorded, report_refusal, compute)
+    found = find_newest_checkpoint(context.folder.checkpoints, recorded, report_refusal)
     if found is None and context.spec.from_checkpoint is not None:
-        found = find_newest_checkpoint(context.folder.origin, {}, report_refusal, compute)
+        found = find_newest_checkpoint(context.folder.origin, {}, report_refusal)
         if found is None:
             raise CheckpointError(
                 f"the copy of {context.spec.from_checkpoint} in {context.folder.origin} is "
@@ -481,12 +489,19 @@ def _evaluate_held_out(context: RunContext, setup: PhaseSetup, *, step: int, lab
     with context.cpu.measure("evaluate"):
         for name, task in tasks.items():
             for how, plan in plans.items():
-                context.progress.show(Progress(f"evaluation ({label})", done, total))
-                _evaluate_suite(context, setup, task, plan, step, label, name + how)
+                show = partial(_show_answered, context.progress, label, done, total)
+                show(0)
+                _evaluate_suite(context, setup, task, plan, step, label, name + how, show)
                 done += spec.problems
     if context.recorder:
         context.recorder.record_durations(step, context.cpu.take("evaluate"))
-    context.progress.show(Progress(f"evaluation ({label})", total, total))
+    _show_answered(context.progress, label, done, total, 0)
+
+
+def _show_answered(progress: ProgressFile, label: str, before: int, total: int, more: int) -> None:
+    """Shows that `more` problems of a held-out set are answered, after all of earlier sets."""
+    doing = "generation" if before + more < total else ""
+    progress.show(Progress(f"evaluation ({label})", before + more, total, doing=doing))
 
 
 def _evaluate_suite(
@@ -497,16 +512,13 @@ def _evaluate_suite(
     step: int,
     label: str,
     suite: str,
+    show: Callable[[int], None],
 ) -> None:
     """Evaluates one held-out set with one way of sampling."""
     spec = context.spec.evaluation
-    data = derive_seed(context.spec.seed, "held out")
-    with show_plugin_output(type(task).__name__):
-        problems = [task.problem("test", i, data) for i in range(spec.problems)]
-    fit = build_prompt_fit(context.policy, setup)
-    drawn = fit.draw_held_out(problems.__getitem__, range(len(problems)))
-    seeds = [derive_seed(context.spec.seed, "evaluation", i) for i in drawn.numbers]
-    sample = sample_and_score(context, setup, plan, drawn.problems, seeds)
+    fit, numbers = build_prompt_fit(context.policy, setup), range(spec.problems)
+    drawn, seeds = draw_held_out_problems(fit, task, context.spec.seed, numbers, "evaluation")
+    sample = sample_and_score(context, setup, plan, drawn.problems, seeds, show)
     if context.recorder is None:
         return
     try:
@@ -519,14 +531,14 @@ def _evaluate_suite(
     if environment := environment_figures(sample.trees):
         metrics["environment"] = {k.removeprefix("environment/"): v for k, v in environment.items()}
     if fit.rule is not None:
-        metrics["prompts"] = {"dropped": drawn.dropped, "truncated": drawn.truncated}
+        metrics["prompts"] = {"dropped": drawn.dropped}
     context.recorder.evaluation(step, label, metrics, pairs, suite)
     where = "" if suite == "held_out" else f"  {suite}"
     accuracy = metrics["accuracy"]
     if lost := metrics.get("lost"):
         context.recorder.event(
             "held_out_lost",
-            f"{lost} of {len(problems)} rollouts of {suite} ({label}) could not be scored",
+            f"{lost} of {spec.problems} rollouts of {suite} ({label}) could not be scored",
             level="warning",
         )
     print(

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 from rlx.errors import SpecError
 from rlx.model import Policy
 from rlx.phase_setup import PhaseSetup
-from rlx.plugin import Problem
 from rlx.probe import (
     GRID,
     ProbeContext,
@@ -21,9 +20,8 @@ from rlx.probe import (
 from rlx.progress import Progress
 from rlx.record import Recorder, probe_table
 from rlx.reward import RewardPool
-from rlx.rollout import Sampler
-from rlx.run.collect import build_prompt_fit
-from rlx.seeding import derive_seed
+from rlx.rollout import PromptFit, Sampler
+from rlx.run.collect import build_prompt_fit, draw_held_out_problems
 from rlx.spec import ProbeSpec
 
 if TYPE_CHECKING:  # a probe needs no learner
@@ -39,7 +37,10 @@ def run_probe(context: "RunContext", setup: PhaseSetup, *, step: int, label: str
     if spec is None:
         return
     means = build_probe_context(setup, context.policy, context.sampler, context.pool)
-    found = probe_problems(spec, means, context.spec.seed, context.ranks, context.progress.show)
+    fit = build_prompt_fit(context.policy, setup)
+    found = probe_problems(
+        spec, means, fit, context.spec.seed, context.ranks, context.progress.show
+    )
     if context.recorder is None:
         return
     records = build_probe_records(found, spec, context.spec.seed, step)
@@ -68,7 +69,6 @@ def build_probe_context(
         rewards=setup.rewards,
         correct=setup.spec.evaluation.correct,
         pool=pool,
-        fit=build_prompt_fit(policy, setup),
     )
 
 
@@ -96,30 +96,33 @@ def require_texts(spec: ProbeSpec, speech: ProbeDialogue) -> None:
 def probe_problems(
     spec: ProbeSpec,
     means: ProbeContext,
+    fit: PromptFit,
     seed: int,
     ranks: "Ranks | None",
     show: Callable[[Progress], None],
 ) -> ProbeResult:
     """Probes the first held-out problems; each rank probes its share of them.
 
+    Args:
+        spec: cuts, schemes, and numbers of problems and samples.
+        means: the model and the experiment's rewards.
+        fit: which problems the model can be shown.
+        seed: of problems and sampling.
+        ranks: None in a process of its own.
+        show: called with the progress, in problems.
+
     Raises:
         SpecError: the model's tokenizer cannot encode a text of the probe.
     """
     require_texts(spec, means.speech)
-    data = derive_seed(seed, "held out")
-    numbers: Sequence[int] = range(spec.problems)
-    problems: Sequence[Problem] = [means.task.problem("test", i, data) for i in numbers]
-    if means.fit is not None:
-        drawn = means.fit.draw_held_out(lambda i: problems[i], range(spec.problems))
-        problems, numbers = drawn.problems, drawn.numbers
-    seeds = [derive_seed(seed, "probe", i) for i in numbers]
+    drawn, seeds = draw_held_out_problems(fit, means.task, seed, range(spec.problems), "probe")
     rank, count = (ranks.rank, ranks.count) if ranks else (0, 1)
     mine = slice(rank, None, count)
 
     def report_probe_progress(done: int, total: int) -> None:
         show(Progress("probe", done, total))
 
-    share = probe_model(spec, means, problems[mine], seeds[mine], report_probe_progress)
+    share = probe_model(spec, means, drawn.problems[mine], seeds[mine], report_probe_progress)
     return merge_probe_shares(ranks.gather(share) if ranks else [share])
 
 

@@ -216,10 +216,7 @@ def _compute_step_figures(
 
 def _compute_prompt_figures(rollouts: StepRollouts) -> dict[str, float]:
     """How many problems were too long; empty if nothing limits them."""
-    if rollouts.prompts is None:
-        return {}
-    dropped, truncated = rollouts.prompts
-    return {"prompts/dropped": float(dropped), "prompts/truncated": float(truncated)}
+    return {} if rollouts.dropped is None else {"prompts/dropped": float(rollouts.dropped)}
 
 
 def _record_skipped_step(context: RunContext, step: int, rollouts: StepRollouts) -> None:

@@ -64,12 +64,15 @@ class SamplingEngine(ABC):
         drift: how far its log-probabilities are from the learner's since the last weights; the
             run sets it, if the engine has its own model.
         holds_weights: False while the engine has released its weights with its memory.
+        on_ended: called, where it is set, with the number of completions that have just ended; an
+            engine that does not call it shows no progress within an evaluation.
     """
 
     description: str
     restarts: int = 0
     drift: SamplerDrift | None = None
     holds_weights: bool = True
+    on_ended: Callable[[int], None] | None = None
 
     @abstractmethod
     def session(self) -> AbstractContextManager[SamplingSession]:

@@ -114,7 +114,7 @@ class TransformersSampler(SamplingEngine):
     def session(self) -> Iterator["_TransformersSession"]:
         """Opens a session; its caches are dropped when it closes."""
         self.release()
-        session = _TransformersSession(self._decoders, self._policy, self._max_rows)
+        session = _TransformersSession(self._decoders, self._policy, self._max_rows, self.on_ended)
         try:
             yield session
         finally:
@@ -227,8 +227,15 @@ class _CompletionBatch:
 
 
 class _TransformersSession:
-    def __init__(self, decoders: _WindowedDecoders, policy: Policy, max_rows: int) -> None:
+    def __init__(
+        self,
+        decoders: _WindowedDecoders,
+        policy: Policy,
+        max_rows: int,
+        on_ended: Callable[[int], None] | None,
+    ) -> None:
         self._decoders = decoders
+        self._on_ended = on_ended
         self._decoder = decoders.within()
         self._is_beyond = False
         self._policy = policy
@@ -298,7 +305,9 @@ class _TransformersSession:
         rows, logits = self._read_contexts(batch, forks, longest)
         self._kept.retain(later)
         noise = sample_uniforms(batch.seeds, longest).to(logits.device)
-        decoding = _DecodingLoop(self._policy, sampling, rows, noise, batch, keeps=keeps)
+        decoding = _DecodingLoop(
+            self._policy, sampling, rows, noise, batch, self._on_ended, keeps=keeps
+        )
         del rows  # so that rows that leave the batch free their memory
         sampled = decoding.run(logits)
         return sampled, [decoding.places[number] for number in range(len(sampled) * keeps)]
@@ -360,6 +369,7 @@ class _DecodingLoop:
         rows: `R` dialogues.
         noise: `[R, L]` in [0, 1), for at most L tokens per row.
         batch: limits of the rows, and whether they are still waited for.
+        on_ended: called with the number of rows that have just ended.
         keeps: whether the KV caches of finished rows are kept.
 
     Attributes:
@@ -373,10 +383,11 @@ class _DecodingLoop:
         rows: DialogueRows,
         noise: Tensor,
         batch: _CompletionBatch,
+        on_ended: Callable[[int], None] | None = None,
         *,
         keeps: bool = True,
     ) -> None:
-        self._keeps = keeps
+        self._keeps, self._on_ended = keeps, on_ended
         self._policy, self._sampling = policy, sampling
         self._rows, self._noise = rows, noise
         count, device = len(noise), noise.device
@@ -487,3 +498,5 @@ class _DecodingLoop:
         for row in which:
             self._lengths[self._live[row]] = lengths[row]
             self._ended[self._live[row]] = not runs[row]
+        if self._on_ended is not None:
+            self._on_ended(len(which))

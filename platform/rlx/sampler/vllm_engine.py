@@ -283,6 +283,8 @@ class _VllmSession:
             )
         rows = [(r.context, seed, r.limit_tokens(sampling)) for r in requests for seed in r.seeds]
         completions = iter(self._sampler.generate(rows, sampling) if rows else ())
+        if self._sampler.on_ended is not None:
+            self._sampler.on_ended(len(rows))
         return [tuple(_build_completion(*next(completions)) for _ in r.seeds) for r in requests]
 
 

@@ -287,7 +287,10 @@ def _check_evaluation_judge(spec: ExperimentSpec) -> Iterator[Diagnostic]:
         )
         help_ = ""
         if "correct" not in spec.evaluation.model_fields_set:
-            help_ = "say which reward means that an answer is right: evaluation: {correct: NAME}"
+            only = names[0] if len(names) == 1 else "NAME"
+            help_ = (
+                f"say which reward means that an answer is right: evaluation: {{correct: {only}}}"
+            )
             path = path if "evaluation" in spec.model_fields_set else ("rewards",)
         yield build_error(path, message, suggest_name(judge, names, help_))
     elif judge in rewards and isinstance(spec.rollout, MultiTurnRolloutSpec):

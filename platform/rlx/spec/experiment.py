@@ -4,6 +4,7 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any, Final, Self
 
@@ -46,7 +47,8 @@ _LATER_DEFAULTS: Final[tuple[tuple[tuple[str, ...], str, Any], ...]] = (
     (("rollout",), "self_play", None),
     (("rollout",), "examples", []),
     (("rollout",), "tools", []),
-    (("rollout",), "live", {"sessions": 64, "episode_deadline": None, "patience": None}),
+    (("rollout",), "live", {"sessions": 64, "episode_deadline": None}),
+    (("rollout",), "patience", None),
     (("rollout", "*"), "prefix", ""),
     (("rollout", "levels", "*"), "prefix", ""),
     (("loss",), "expected", None),
@@ -62,16 +64,21 @@ _LATER_DEFAULTS: Final[tuple[tuple[tuple[str, ...], str, Any], ...]] = (
 )
 """Settings that were added when runs had been recorded, and the value that those runs had. With it
 they are not part of the digest, so that an experiment keeps its own. "*" is every key."""
-_FORMER_SETTINGS: Final = (
-    ("evaluation", "distinct", False),
-    ("loss", "count_empty_rows", None),
-    ("probe", "max_tokens", None),
-    ("rollout", "curriculum", None),
-    ("rollout", "off_policy_steps", 0),
-    ("sampler", "adapters", "swap"),
-    ("sampler", "colocate", True),
-    ("sampler", "pool", None),
-    ("sampler", "weight_transfer", "file"),
+_FORMER_SETTINGS: Final[tuple[tuple[tuple[str, ...], str, Any], ...]] = (
+    (("evaluation",), "distinct", False),
+    (("loss",), "count_empty_rows", None),
+    (("probe",), "max_tokens", None),
+    (("rollout",), "curriculum", None),
+    (("rollout",), "off_policy_steps", 0),
+    (("rollout", "max_prompt_tokens"), "on_longer", "drop"),
+    (("runner",), "engine", "deepspeed"),
+    (("runner", "launcher"), "resources", {}),
+    (("sampler",), "adapters", "swap"),
+    (("sampler",), "colocate", True),
+    (("sampler",), "pool", None),
+    (("sampler",), "weight_transfer", "file"),
+    (("tracking",), "pictures", False),
+    (("tracking",), "pictures", True),
 )
 """Settings of earlier versions, and the value that means what rlx does now: a recorded experiment
 may have them with this value."""
@@ -267,11 +274,14 @@ class ExperimentSpec(StrictModel):
         Raises:
             SpecError: it has a setting that this version lacks.
         """
-        tree = dict(recorded)
-        for section, name, value in _FORMER_SETTINGS:
-            settings = tree.get(section) or {}
-            if name in settings and settings[name] == value:
-                tree[section] = {key: kept for key, kept in settings.items() if key != name}
+        tree = deepcopy(dict(recorded))
+        for path, name, value in _FORMER_SETTINGS:
+            for section in _list_sections(tree, path):
+                if name in section and section[name] == value:
+                    del section[name]
+        for live in _list_sections(tree, ("rollout", "live")):
+            if "patience" in live:  # it was a key of `live`
+                tree["rollout"]["patience"] = live.pop("patience")
         try:
             return cls.model_validate_json(json.dumps(tree), strict=True)
         except ValidationError as error:
@@ -302,6 +312,8 @@ class ExperimentSpec(StrictModel):
         if settings["probe"] is not None:
             settings["probe"] |= _FORMER_IN_DIGEST["probe"]
         settings["sampler"] |= _FORMER_IN_DIGEST.get(self.sampler.engine, {})
+        for limit in _list_sections(settings, ("rollout", "max_prompt_tokens")):
+            limit["on_longer"] = "drop"
         for environment in _list_sections(settings, ("rollout", "environment")):
             for name, former in _FORMER_LIMITS.items():  # null means them for all that there was
                 if environment[name] is None:

@@ -170,9 +170,6 @@ class LiveSessions(StrictModel):
     episode_deadline: float | None = Field(None, gt=0)
     """Time limit of all calls of an episode, in seconds. null: none, or 600 if the environment is
     not replayable."""
-    patience: float | None = Field(None, ge=0)
-    """Seconds that a turn waits for others to be sampled with. null waits for all, so that a
-    resumed run samples the same batches; if the environment is not replayable, 0.2."""
 
 
 _REPLAYABLE = EnvironmentLimits(5.0, math.inf, None, 64, "fail")
@@ -237,6 +234,9 @@ class MultiTurnRolloutSpec(Schedule):
     """G: rollouts per prompt."""
     max_turns: Count = Field(6, ge=1)
     """Maximum number of regular turns; a rollout that is done earlier ends earlier."""
+    patience: float | None = Field(None, ge=0)
+    """Seconds that a turn waits for others to be sampled with. null waits for all, so that a
+    resumed run samples the same batches; if the environment is not replayable, 0.2."""
     turn: TurnSpec = TurnSpec.model_construct(spans=("think", "answer"))
 
     @property
@@ -284,7 +284,7 @@ class EnvironmentRolloutSpec(MultiTurnRolloutSpec):
         return EnvironmentLimits(
             call=usual.call if own.deadline is None else own.deadline,
             episode=usual.episode if live.episode_deadline is None else live.episode_deadline,
-            patience=usual.patience if live.patience is None else live.patience,
+            patience=usual.patience if self.patience is None else self.patience,
             sessions=live.sessions,
             on_error=own.on_error or usual.on_error,
         )
@@ -352,9 +352,6 @@ class AgentRolloutSpec(MultiTurnRolloutSpec):
     """MiB of the largest file that a program may write, and of its output."""
     programs: Count = Field(64, ge=1)
     """Programs that run at once, on each rank."""
-    patience: float | None = Field(None, ge=0)
-    """Seconds that a request waits for others to be sampled with. null waits until every running
-    program waits for the model, so that a resumed run samples the same batches."""
     on_error: OnError = "drop_sample"
     """What to do with a rollout whose program failed, hung, flooded or made no request."""
 

@@ -5,12 +5,14 @@ import inspect
 import textwrap
 from collections.abc import Iterator, Mapping
 from itertools import pairwise
-from typing import Any
+from typing import Any, cast
 
 from pydantic import BaseModel
 from pydantic.errors import PydanticInvalidForJsonSchema
+from pydantic.json_schema import GenerateJsonSchema
+from pydantic_core import core_schema
 
-from rlx.plugin import Plugin, StrictModel
+from rlx.plugin import Plugin
 from rlx.spec.experiment import EstimatorUse, ExperimentSpec, MaskUse
 
 _NAMES_PLUGINS = {
@@ -41,6 +43,18 @@ _CHANGES = "ChangesOf"
 """Prefix of the definitions for files that extend another one."""
 
 
+class _DescribedFields(GenerateJsonSchema):
+    """Describes each field by the docstring below it."""
+
+    def model_schema(self, schema: core_schema.ModelSchema) -> Json:
+        described, model = super().model_schema(schema), schema["cls"]
+        meanings = read_field_meanings(model)
+        for name, field in model.model_fields.items():
+            if name in meanings:
+                described["properties"][field.alias or name]["description"] = meanings[name]
+        return described
+
+
 def experiment_schema(plugins: Mapping[str, Mapping[str, type[Plugin] | None]]) -> Json:
     """Returns the schema (draft 2020-12), with field docstrings as descriptions.
 
@@ -49,19 +63,14 @@ def experiment_schema(plugins: Mapping[str, Mapping[str, type[Plugin] | None]]) 
             users can install others; their options are checked where they are named. None stands
             for a plugin that cannot be imported: any options are taken.
     """
-    schema: Json = ExperimentSpec.model_json_schema()
-    models = {model.__name__: model for model in _list_subclasses(StrictModel)}
-    definitions = {ExperimentSpec.__name__: schema, **schema["$defs"]}
-    for name, definition in definitions.items():
-        if name in models:  # others are below the settings of another distribution's plugin
-            _describe_fields(definition, models[name])
+    schema: Json = ExperimentSpec.model_json_schema(schema_generator=_DescribedFields)
     kinds = dict.fromkeys(kind for _, kind in _NAMES_PLUGINS.values())
     options = {
         kind: dict(_list_option_schemas(kind, plugins.get(kind, {}), schema["$defs"]))
         for kind in kinds
     }
     for name, (key, kind) in _NAMES_PLUGINS.items():
-        use = definitions[name]
+        use = schema["$defs"][name]
         use["properties"][key]["examples"] = list(plugins.get(kind, ()))
         use["allOf"] = list(_list_conditions(kind, key, use["properties"], options[kind]))
     for kind, ours in options.items():
@@ -112,14 +121,6 @@ def _allow_null(field: Any) -> Any:
     return {"anyOf": [_loosen(field), {"type": "null"}], **described}
 
 
-def _describe_fields(definition: Json, model: type[BaseModel]) -> None:
-    """Adds the docstrings of a model's fields to its definition."""
-    meanings = read_field_meanings(model)
-    for field, info in model.model_fields.items():
-        if field in meanings:
-            definition["properties"][info.alias or field]["description"] = meanings[field]
-
-
 def _list_option_schemas(
     kind: str, plugins: Mapping[str, type[Plugin] | None], definitions: Json
 ) -> Iterator[tuple[str, Json]]:
@@ -129,12 +130,13 @@ def _list_option_schemas(
             continue
         prefix = f"{kind}.{name}."  # plugins may have models of the same name
         try:
-            schema = model.model_json_schema(ref_template=f"#/$defs/{prefix}{{model}}")
+            schema = model.model_json_schema(
+                ref_template=f"#/$defs/{prefix}{{model}}", schema_generator=_DescribedFields
+            )
         except PydanticInvalidForJsonSchema:  # a type that only Python can check
             continue
         below = schema.pop("$defs", {})
         definitions |= {f"{prefix}{one}": definition for one, definition in below.items()}
-        _describe_fields(schema, model)
         for option, inner in model.nested.items():
             use = {"$ref": f"#/$defs/{_name_nested_use(inner)}"}
             schema["properties"][option]["additionalProperties"] = use
@@ -169,12 +171,6 @@ def _list_conditions(
         }
 
 
-def _list_subclasses(model: type[BaseModel]) -> Iterator[type[BaseModel]]:
-    for below in model.__subclasses__():
-        yield below
-        yield from _list_subclasses(below)
-
-
 def read_field_meanings(model: type[BaseModel]) -> dict[str, str]:
     """Returns the docstring below each field, by field name; empty for a model without source.
 
@@ -182,27 +178,17 @@ def read_field_meanings(model: type[BaseModel]) -> dict[str, str]:
     """
     meanings: dict[str, str] = {}
     for cls in reversed(model.__mro__):
-        for field, below in pairwise(_parse_class_body(cls)):
-            if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
-                meaning = _get_docstring_text(below)
-                if meaning is not None:
-                    meanings[field.target.id] = " ".join(meaning.split())
+        if not issubclass(cls, BaseModel) or cls is BaseModel:
+            continue
+        try:
+            (tree,) = ast.parse(textwrap.dedent(inspect.getsource(cls))).body
+        except (OSError, TypeError):  # created dynamically, so there is no source to read
+            continue
+        for statement, below in pairwise(cast(ast.ClassDef, tree).body):
+            match statement, below:
+                case (
+                    ast.AnnAssign(target=ast.Name(name)),
+                    ast.Expr(value=ast.Constant(str(meaning))),
+                ):
+                    meanings[name] = " ".join(meaning.split())
     return meanings
-
-
-def _parse_class_body(cls: type) -> list[ast.stmt]:
-    """Returns the statements of a model's class body; empty if its source is unavailable."""
-    if not issubclass(cls, BaseModel) or cls is BaseModel:
-        return []
-    try:
-        tree = ast.parse(textwrap.dedent(inspect.getsource(cls))).body
-    except (OSError, TypeError):  # created dynamically, so there is no source to read
-        return []
-    return tree[0].body if tree and isinstance(tree[0], ast.ClassDef) else []
-
-
-def _get_docstring_text(node: ast.stmt) -> str | None:
-    if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
-        value = node.value.value
-        return value if isinstance(value, str) else None
-    return None

@@ -65,15 +65,7 @@ class SlurmLauncherSpec(LauncherPlugin):
             )
 
 
-def _check_whole_above_one(amount: float) -> float:
-    if amount > 1 and amount != int(amount):
-        raise ValueError("Ray takes whole numbers above 1")
-    return amount
-
-
 RayAddress = Annotated[str, Field(pattern=r"^(auto|[A-Za-z0-9.-]+:\d{1,5})$")]
-ResourceName = Annotated[str, Field(min_length=1, max_length=200, pattern=r"^\S+$")]
-ResourceAmount = Annotated[float, Field(gt=0), AfterValidator(_check_whole_above_one)]
 
 
 class RayLauncherSpec(LauncherPlugin):
@@ -85,12 +77,9 @@ class RayLauncherSpec(LauncherPlugin):
     kind: Literal["ray"] = "ray"
     address: RayAddress = "auto"
     """auto: the cluster that this machine belongs to. HOST:PORT: the one with this head."""
-    resources: dict[ResourceName, ResourceAmount] = Field(default_factory=dict)
-    """What each rank takes, by Ray's names: {CPU: 4, "accelerator_type:A100": 0.001}. CPU is
-    `runner.threads` and GPU what the device and the sampler need, unless they are given here."""
     strategy: Literal["PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"] = "PACK"
-    """Where all of these are placed: PACK fills nodes, SPREAD prefers different ones; the
-    strict ones demand it."""
+    """Where the ranks are placed, each with `runner.threads` CPUs and, on GPUs, one of them: PACK
+    fills nodes, SPREAD prefers different ones; the strict ones demand it."""
 
 
 LAUNCHERS: Final = PluginSection(
@@ -178,7 +167,6 @@ class CheckpointSpec(StrictModel):
 class RunnerSpec(StrictModel):
     """Training processes of the learner: device, ranks, precision, checkpoints."""
 
-    engine: Literal["deepspeed"] = "deepspeed"
     device: Literal["auto", "cpu", "cuda"] = "auto"
     ranks: Count = Field(1, ge=1)
     launcher: LauncherSpec = LocalLauncherSpec.model_construct()
@@ -318,9 +306,6 @@ class TrackingSpec(StrictModel):
     """Project of the run: MLflow's experiment, the project in Weights & Biases."""
     rollouts: Literal["all", "none"] | StoredRollouts = "all"
     """Which rollouts are stored with their full content: of all steps, none, or every N-th."""
-    pictures: bool = False
-    """Draw plots when a run finishes, which takes seconds; `rlx status --pictures` draws them any
-    time."""
 
     @field_validator("registry", "mlflow")
     @classmethod

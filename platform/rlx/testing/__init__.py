@@ -9,7 +9,7 @@ the checks one by one, by name:
     def test_keeps_every_promise(check):
         check(my_reward)
 
-`rlx plugins check NAME` runs the same checks on an installed plugin or on a folder.
+`rlx plugins check NAME` runs the same checks on a plugin that is installed or in a file.
 """
 
 from importlib import import_module
@@ -18,7 +18,6 @@ from typing import Any
 from rlx.discovery import Kind
 from rlx.testing.environments import check_environment, environment_checks
 from rlx.testing.promise import (
-    FindsToJudge,
     PromiseCheck,
     check_launcher,
     check_sampler,
@@ -34,7 +33,6 @@ from rlx.testing.schedules import check_schedule, schedule_checks
 from rlx.testing.tasks import check_task, task_checks
 
 __all__ = [
-    "FindsToJudge",
     "PromiseCheck",
     "check_environment",
     "check_estimator",

@@ -184,11 +184,6 @@ HEAVY = ("torch", "transformers", "vllm", "deepspeed", "mlflow")
 Subject = type[Plugin] | Plugin
 
 
-class FindsToJudge(tuple[str, ...]):
-    """Lines about what a check found and only the plugin's author can judge: the promise is neither
-    kept nor broken."""
-
-
 @dataclass(frozen=True, slots=True)
 class PromiseCheck:
     """A named check. `str()` is the name; calling it with a plugin runs it.
@@ -196,25 +191,24 @@ class PromiseCheck:
     Attributes:
         name: the promise.
         help: how to fix a plugin that breaks it.
-        run: raises AssertionError or SkipTest; may return lines to show, about a promise that is
-            kept, or as `FindsToJudge`.
+        run: raises AssertionError or SkipTest.
     """
 
     name: str
     help: str
-    run: Callable[[Any], Sequence[str] | None]
+    run: Callable[[Any], None]
 
     def __str__(self) -> str:
         return self.name
 
-    def __call__(self, subject: Any) -> Sequence[str]:
-        """Runs the check, and returns lines to show about what it found.
+    def __call__(self, subject: Any) -> None:
+        """Runs the check.
 
         Raises:
             AssertionError: the promise is broken; the message says how.
             unittest.SkipTest: the check does not apply; the message says why.
         """
-        return self.run(subject) or ()
+        self.run(subject)
 
 
 def run_checks(checks: Iterable[PromiseCheck], subject: Any) -> None:
@@ -253,7 +247,7 @@ def build_subject_plugin(subject: Subject, options: Mapping[str, Any] | None = N
         plugin = cls.model_validate_json(to_json(values), strict=True)
         inner = {
             option: {
-                key: build_plugin(_build_plugin_use(use), kind)  # type: ignore[arg-type]
+                key: build_plugin(PluginUse(**use.model_dump()), kind)  # type: ignore[arg-type]
                 for key, use in getattr(plugin, option).items()
             }
             for option, kind in cls.nested.items()
@@ -264,10 +258,6 @@ def build_subject_plugin(subject: Subject, options: Mapping[str, Any] | None = N
     except RlxError as error:
         raise AssertionError(f"cannot be built with the options {values}: {error}") from error
     return plugin.with_inner(inner) if inner else plugin
-
-
-def _build_plugin_use(use: Any) -> PluginUse:
-    return PluginUse(**use.model_dump())
 
 
 def bind_subject(subject: Any) -> Callable[..., Any]:

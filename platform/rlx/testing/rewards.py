@@ -18,7 +18,6 @@ from unittest import SkipTest
 from rlx.plugin import Example, Plugin, Sample, Score
 from rlx.reward import JobOutcome, RewardJob
 from rlx.spec import TurnReward
-from rlx.testing.adversary import report_adversarial_texts
 from rlx.testing.promise import (
     PromiseCheck,
     Subject,
@@ -96,9 +95,9 @@ def reward_checks(samples: Sequence[Sample] | None = None) -> tuple[PromiseCheck
         ),
         ("accepts a single sample", "a group may hold one sample", _check_single_sample),
         (
-            "pays only for solutions",
-            "score exactly what you mean: the text shows what is paid by mistake",
-            _check_adversarial_texts,
+            "keeps within its value_range",
+            "return the least and the greatest value that a score can have, or None",
+            _check_value_range,
         ),
     )
     return (
@@ -335,8 +334,21 @@ def _check_single_sample(subject: Subject, own_samples: _Given) -> None:
         _assert_no_fault(outcome, f"{_describe_case(case)} alone")
 
 
-def _check_adversarial_texts(subject: Subject, own_samples: _Given) -> Sequence[str]:
-    return report_adversarial_texts(_build_first_reward(subject))
+def _check_value_range(subject: Subject, own_samples: _Given) -> None:
+    cases = [
+        tried
+        for case in _build_reward_cases(subject, own_samples)
+        if case.reward.value_range() is not None
+        for tried in (case, *map(case.with_responses, HOSTILE_TEXTS.values()))
+    ]
+    if not cases:
+        raise SkipTest("it promises no range")
+    for case, outcome in zip(cases, _score_cases(cases), strict=True):
+        low, high = case.reward.value_range()
+        for score in _assert_no_fault(outcome, _describe_case(case)).verdicts:
+            assert score is None or low <= score.value <= high, (
+                f"{_describe_case(case)}: {score.value:.6g} is outside [{low:.6g}, {high:.6g}]"
+            )
 
 
 def _build_wider_cases(subject: Subject, own_samples: _Given) -> list[_RewardCase]:

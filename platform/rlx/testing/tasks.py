@@ -152,16 +152,12 @@ def _check_lesson_determinism(subject: Subject) -> None:
     if not (isinstance(task, Rehearsed) and getattr(task, "demonstrates", True)):
         raise SkipTest("it has no `lesson` and `act`, which a warm start with an environment needs")
     lessons = _compare_two_runs(_list_lessons, subject, _PLACES[: len(_PLACES) // 2])
-    tests = _collect_problem_ids(task, "test")
+    places = [place for place in _PLACES if place[0] == "test"]
+    tests = {problem["id"] for problem in run_in_subprocess(_list_problems, task, places)}
     shared = sorted({problem["id"] for problem, _ in lessons} & tests)
     assert not shared, (
         f"{len(shared)} lessons are problems of the test split, such as {shared[0]!r}"
     )
-
-
-def _collect_problem_ids(task: Any, split: Split) -> set[str]:
-    places = [place for place in _PLACES if place[0] == split]
-    return {problem["id"] for problem in run_in_subprocess(_list_problems, task, places)}
 
 
 def _compare_two_runs(

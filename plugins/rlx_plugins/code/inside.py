@@ -21,6 +21,8 @@ from typing import Any, NoReturn
 
 Message = Any
 """A JSON value."""
+_LONGEST_REASON = 500
+"""Characters of what is told of an exception."""
 
 
 class Stopped(BaseException):
@@ -71,6 +73,8 @@ class Channel:
             return json.loads(self._read(size))
         except (ValueError, RecursionError):
             raise Stopped("unreadable value") from None
+        except MemoryError:
+            raise Stopped("MemoryError") from None
 
     def wait_until_ready(self, *, writing: bool) -> None:
         """Waits before each part that is read or written; here, reading and writing wait."""
@@ -132,7 +136,7 @@ def unpack_value(data: Message, peer: "Peer") -> Any:
     """
     try:
         return _unpack(data, peer)
-    except (ValueError, TypeError, LookupError, RecursionError, AttributeError):
+    except (ValueError, TypeError, LookupError, RecursionError, AttributeError, OverflowError):
         raise Stopped("unreadable value") from None
 
 
@@ -231,7 +235,7 @@ class Peer:
         except Stopped as reason:
             self.stopped = str(reason)
             raise
-        name, text = map(str, message["error"])
+        name, text = message["error"]
         self.errors.add(name)
         raise _build_exception(name, text)
 
@@ -253,8 +257,7 @@ class Peer:
         message = self._channel.receive()
         if not isinstance(message, dict):
             raise Stopped("unreadable value")
-        error = message.get("error", ["", ""])
-        if not (isinstance(error, list) and len(error) == 2):
+        if "error" in message and not _is_error(message["error"]):
             raise Stopped("unreadable value")
         return message
 
@@ -267,7 +270,7 @@ class Peer:
         except Stopped:
             raise
         except BaseException as error:  # noqa: BLE001  whatever the answer raises
-            text = str(error)[:500] if isinstance(error, Exception) else ""
+            text = str(error)[:_LONGEST_REASON] if isinstance(error, Exception) else ""
             self._channel.send({"error": [type(error).__name__, text]})
 
     def _do(self, what: str, *arguments: Any) -> Any:
@@ -322,7 +325,7 @@ def serve_answer(channel: Channel) -> None:
     try:
         exec(compile(code, "answer.py", "exec"), module.__dict__)
     except BaseException as error:  # noqa: BLE001  whatever the answer raises
-        channel.send([type(error).__name__, str(error)[:500]])
+        channel.send([type(error).__name__, str(error)[:_LONGEST_REASON]])
         return
     channel.send(None)
     Peer(channel, find).serve()
@@ -404,8 +407,7 @@ def run_tests(channel: Channel, to_answer: Channel) -> None:
         channel.send({"passed": passed, "why": str(reason)})
         return
     if error is not None:
-        known = isinstance(error, list) and len(error) == 2
-        fault = _describe(*map(str, error)) if known else "unreadable value"
+        fault = _describe(*error) if _is_error(error) else "unreadable value"
         channel.send({"passed": passed, "why": fault})
         return
     peer, first = Peer(to_answer, None), None
@@ -440,8 +442,13 @@ def _run_test(test: Message, peer: Peer) -> str | None:
     return peer.stopped  # also where the test caught it
 
 
+def _is_error(error: Message) -> bool:
+    """Whether this is the name and the text of an exception, and not what an answer sent as one."""
+    return isinstance(error, list) and len(error) == 2 and all(isinstance(e, str) for e in error)
+
+
 def _describe(name: str, text: str) -> str:
-    return f"{name}: {text}" if text else name
+    return (f"{name}: {text}" if text else name)[:_LONGEST_REASON]
 
 
 def main() -> None:

@@ -307,7 +307,7 @@ def _read_outcome(message: Any) -> tuple[str, int]:
     """
     if isinstance(message, dict):
         written, status = message.get("stdout"), message.get("status")
-        if isinstance(written, str) and type(status) is int:
+        if isinstance(written, str) and type(status) is int and abs(status) < 256:
             return written, status
     raise inside.Stopped("unreadable value")
 

@@ -1,7 +1,6 @@
 """Countdown: reach a target by arithmetic on given numbers (after TinyZero)."""
 
 from rlx_plugins.countdown.arithmetic import CountdownArithmetic
-from rlx_plugins.countdown.oracle import solves_problem
 from rlx_plugins.countdown.rewards import CountdownScore, CountdownVerify
 from rlx_plugins.countdown.scorer import (
     compute_score,
@@ -20,7 +19,6 @@ __all__ = [
     "compute_score",
     "evaluate_equation",
     "extract_solution",
-    "solves_problem",
     "validate_equation",
     "verify_equation_strict",
 ]

@@ -8,7 +8,6 @@ from pydantic import BeforeValidator, Field
 
 from rlx.plugin import Example, Reward, Sample, Score
 from rlx_plugins.countdown.expression import Ops
-from rlx_plugins.countdown.oracle import solves_problem
 from rlx_plugins.countdown.scorer import (
     Equality,
     Extract,
@@ -114,12 +113,6 @@ class _CountdownReward(Reward):
         if self.ops == "auto":
             return "python" if self.allow_decimals else "prompt"
         return self.ops
-
-    def is_solution(self, sample: Sample) -> bool:
-        """Whether an answer is right by the prompt, by Python's grammar and rationals."""
-        check_ground_truth(sample.problem)
-        answer = extract_solution(sample.response, self.extract)
-        return answer is not None and solves_problem(answer, sample.problem, self.use_all)
 
     def _grade(self, sample: Sample) -> Grade:
         check_ground_truth(sample.problem)

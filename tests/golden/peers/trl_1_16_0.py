@@ -3,6 +3,7 @@
 import inspect
 import sys
 from collections import defaultdict
+from collections.abc import Callable
 from functools import partial
 from types import SimpleNamespace
 
@@ -10,7 +11,10 @@ sys.path.insert(0, sys.argv[1])
 
 import torch
 from records import Records, run_branch, take_gradient
+from trl.experimental.gkd.gkd_trainer import GKDTrainer
 from trl.experimental.gmpo.gmpo_trainer import GMPOTrainer
+from trl.experimental.iw_opd.iw_opd_trainer import IWOPDTrainer
+from trl.experimental.sdpo.loss_utils import compute_sampled_token_self_distillation_loss
 from trl.trainer.grpo_trainer import GRPOTrainer
 from trl.trainer.utils import nanstd
 
@@ -27,6 +31,8 @@ def main() -> None:
         add_losses(records)
         add_kl(records)
     add_empty_rows(records)
+    for _ in range(2):
+        add_teacher(records)
     records.write()
 
 
@@ -212,6 +218,67 @@ def add_empty_rows(records: Records) -> None:
         given |= {"lengths": [LIMIT] * ROWS, "counted": [True] * ROWS}
         plain = {"clip": [0.2, 0.28], "dual_clip": None}
         records.add("losses.policy", given, outputs, {**plain, **options})
+
+
+def add_teacher(records: Records) -> None:
+    """On-policy distillation: over the whole vocabulary, and of the tokens that were sampled."""
+    tokens, words = 4, 6
+    teacher = records.random_tensor(tokens, words)
+    ids = torch.tensor([records.random.randrange(words) for _ in range(tokens)])
+    drawn = {"logits": records.random_tensor(tokens, words), "teacher_logits": teacher}
+    sampled = {**drawn, "tokens": ids}
+
+    def take(loss: Callable[[torch.Tensor], torch.Tensor]) -> tuple[float, list]:
+        logits = drawn["logits"].clone().requires_grad_()
+        value = loss(logits)
+        return value.item(), torch.autograd.grad(value, logits)[0].tolist()
+
+    def add(given: dict, kind: str, differs: str = "", **outputs: object) -> None:
+        inputs = {name: tensor.tolist() for name, tensor in given.items()}
+        options = {"coefficient": 1.0, "kl_penalty": kind}
+        records.add("losses.teacher", inputs, outputs, options, differs=differs)
+
+    labels = torch.zeros(1, tokens)
+    value, gradient = take(
+        lambda logits: GKDTrainer.generalized_jsd_loss(logits[None], teacher[None], labels, beta=1)
+    )
+    add(drawn, "k2", gradient=gradient)
+    add(drawn, "k1", value=value)
+    add(drawn, "k3", value=value)
+    why = "TRL sums the KL over the vocabulary; half the squared log-ratio has its gradient alone"
+    add(drawn, "k2", why, value=value)
+    _, forward = take(
+        lambda logits: GKDTrainer.generalized_jsd_loss(logits[None], teacher[None], labels, beta=0)
+    )
+    add(drawn, "k3", gradient=forward)
+    value, gradient = take(
+        lambda logits: compute_sampled_token_self_distillation_loss(
+            logits, teacher, ids, distillation_alpha=1.0
+        ).mean()
+    )
+    add(sampled, "k2", gradient=gradient)
+    add(sampled, "k2", "TRL's value is the log-ratio times log π", value=value)
+    trainer = SimpleNamespace(
+        temperature=1.0,
+        iw_opd_epsilon=1e-8,
+        iw_opd_gamma=0.0,
+        model=SimpleNamespace(training=True),
+        _metrics={"train": defaultdict(list)},
+    )
+    at = teacher.log_softmax(-1).gather(1, ids[:, None]).T
+    _, gradient = take(
+        lambda logits: IWOPDTrainer._compute_iw_opd_loss(
+            trainer, logits[None], ids[None], labels, at
+        )
+    )
+    add(sampled, "k2", gradient=gradient)
+    trainer.iw_opd_gamma = 1.0
+    _, gradient = take(
+        lambda logits: IWOPDTrainer._compute_iw_opd_loss(
+            trainer, logits[None], ids[None], labels, at
+        )
+    )
+    add(sampled, "k2", "TRL weighs early tokens up to twice", gradient=gradient)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from rlx_registry import Registry
 
 def test_the_page_is_there_before_the_first_run_and_shows_it_when_it_comes(visit, url):
     with dashboard(url) as served:  # `rlx web`, and no registry
-        page = visit(served.url)
+        page = visit(served)
         page.clock.install()
         page.goto("/")
         page.get_by_text("No runs yet").wait_for()

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from rlx_registry import (
     ENDED,
+    Curve,
     EvaluationRecord,
     Registry,
     RunRecord,
@@ -63,8 +64,8 @@ FindLink = Callable[[Sequence[RunRecord]], TrackerLink | None]
 def build_run_page(registry: Registry, ref: str, find_link: FindLink) -> dict[str, Any]:
     """The data of a run's page: status, charts, evaluations, probes, events, spec, commands."""
     record = registry.run(ref)
-    evaluations = registry.queries.evaluation_figures(record.id)
-    events = registry.queries.newest_events(record.id, EVENTS)
+    evaluations = registry.results.evaluations(record.id, with_payload=False)
+    events = registry.results.events(record.id, limit=EVENTS)
     steps = registry.results.rollout_steps(record.id)
     tracker = find_link([record])
     tables = evaluation_tables(evaluations)
@@ -112,7 +113,7 @@ def _build_headline(
 
 def _count_idle_steps(registry: Registry, run: RunRecord) -> int:
     """The latest steps without a gradient; 0 if they are too few to be worth a warning."""
-    idle = registry.queries.count_idle_steps(run.id)
+    idle = registry.queries.idle_steps([run.id])[run.id]
     return idle if is_idle(idle, run.step) else 0
 
 
@@ -137,14 +138,17 @@ def live_run(registry: Registry, ref: str, after: int, event: int) -> dict[str, 
         event: id of the last event that the page has.
     """
     record = registry.run(ref)
-    seq, points = registry.queries.new_values(record.id, after, NEWS)
+    points: dict[str, Curve] = {}
+    for row in registry.results.metric_rows_after(record.id, after, NEWS):
+        points.setdefault(row.name, []).append((row.step, row.value))
+        after = row.seq
     return {
         "run": build_run_summary(record) | {"eta": _compute_remaining_seconds(registry, record)},
         "progress": read_run_progress(record),
         "idle_steps": _count_idle_steps(registry, record),
-        "seq": seq,
+        "seq": after,
         "points": points,
-        "events": [asdict(e) for e in registry.queries.newest_events(record.id, EVENTS, event)],
+        "events": [asdict(e) for e in registry.results.events(record.id, event, EVENTS)],
     }
 
 

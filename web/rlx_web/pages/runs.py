@@ -7,7 +7,7 @@ from dataclasses import asdict
 from statistics import fmean, stdev
 from typing import Any
 
-from rlx_registry import ENDED, Registry, RunRecord, RunRow
+from rlx_registry import ENDED, LIVING, Registry, RunRecord, RunRow
 from rlx_web.text import list_leaf_values
 
 HEADLINES = ("rewards/accuracy/mean", "rewards/exact_match/mean", "train/reward_answer")
@@ -107,7 +107,7 @@ def _matches_words(row: RunRow, groups: Sequence[str], words: Sequence[str]) -> 
 
 def live_runs(registry: Registry) -> dict[str, Any]:
     """Updates for an open list of runs."""
-    alive = registry.queries.supervised_runs()
+    alive = registry.queries.run_rows(LIVING)
     values = registry.queries.last_values([row.id for row in alive], list(HELD_OUT.values()))
     return {
         "runs": [

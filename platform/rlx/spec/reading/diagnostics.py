@@ -79,6 +79,13 @@ class Diagnostic:
     notes: tuple[str, ...] = ()
     severity: Literal["error", "warning"] = "error"
 
+    def __str__(self) -> str:
+        return format_diagnostic(self)
+
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        """Shows it in a notebook as the command line does."""
+        printer.text(str(self))
+
     @property
     def exit_code(self) -> Literal[2, 3, 4]:
         """2 for the spec, 3 for a plugin, 4 for the machine."""

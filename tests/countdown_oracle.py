@@ -1,8 +1,8 @@
 """Decides whether an answer solves a Countdown problem, independently of the reward.
 
 It reads the answer with Python's own parser and computes with rationals, by recursion. The reward
-has a parser of its own, so that a mistake in one is not in the other. It is meant for tests and for
-`rlx plugins check`: hostile text may take long, which the reward never does.
+has a parser of its own, so that a mistake in one is not in the other. Hostile text may take long,
+which the reward never does.
 """
 
 import ast
