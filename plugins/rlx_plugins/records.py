@@ -15,7 +15,7 @@ from difflib import get_close_matches
 from functools import lru_cache
 from importlib import import_module
 from io import BufferedReader
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, Self
 
@@ -58,6 +58,8 @@ class Source(BaseModel):
             raise ValueError("needs either `path` or `hub`")
         if self.hub is not None and self.split is None:
             raise ValueError("`hub` needs a `split`, such as `split: train`")
+        if self.hub is not None and Path(self.hub).is_dir():
+            raise ValueError(f"a folder is named by `path: {self.hub}`")
         if self.path is not None and (self.config is not None or self.revision is not None):
             raise ValueError("`config` and `revision` belong to `hub`")
         if not self.paths and self.hub is None:
@@ -77,12 +79,13 @@ class Source(BaseModel):
         return tuple(map(expand_path, paths))
 
     def stamps(self) -> tuple[Stamp, ...]:
-        """Returns the states of the files.
+        """Returns the states of the files, and of those in folders.
 
         Raises:
             OSError: a file cannot be read.
         """
-        return tuple(_get_file_stamp(path) for path in self.paths)
+        inside = (sorted(path.rglob("*")) if path.is_dir() else () for path in self.paths)
+        return tuple(map(_get_file_stamp, (*self.paths, *chain.from_iterable(inside))))
 
     def digests(self, split: str) -> dict[str, str]:
         """Returns digests of the records of each file or folder, or of the hub's dataset.
@@ -283,9 +286,13 @@ def _load_hub_rows(
 def _load_folder_rows(path: Path, split: str | None) -> Iterator[Row]:
     library = _import_datasets(f"the folder {path}")
     saved = (path / "dataset_dict.json").exists() or (path / "dataset_info.json").exists()
+    failures = (OSError, ValueError, library.exceptions.DatasetsError)
     try:
-        found = library.load_from_disk(str(path)) if saved else library.load_dataset(str(path))
-    except (OSError, ValueError, library.exceptions.DatasetsError) as error:
+        if saved:
+            found = library.load_from_disk(str(path))
+        else:  # its cache may hold what the files were before they were edited
+            found = library.load_dataset(str(path), streaming=True)
+    except failures as error:
         raise ValueError(f"{path}: not readable as a dataset: {error}") from None
     if isinstance(found, dict):
         if split not in found:
@@ -294,7 +301,10 @@ def _load_folder_rows(path: Path, split: str | None) -> Iterator[Row]:
     elif split is not None:
         raise ValueError(f"{path}: it has no splits, so `split` must be left out")
     name = f"{path} ({split})" if split is not None else str(path)
-    yield from _read_batch_rows(found.with_format("arrow").iter(_BATCH), name)
+    try:
+        yield from _read_batch_rows(found.with_format("arrow").iter(_BATCH), name)
+    except failures as error:
+        raise ValueError(f"{name}: not readable as a dataset: {error}") from None
 
 
 # Values ------------------------------------------------------------------------------------------

@@ -580,6 +580,37 @@ def test_datasets_of_hugging_face_are_read_and_refused(tmp_path):
     assert "it must already be in the cache" in out[6]
 
 
+def test_a_folder_of_the_hub_is_read_as_it_is_now(tmp_path):
+    """`datasets` keeps what it has read of a folder whose card names its files."""
+    (tmp_path / "sums").mkdir()
+    files = "[{split: train, path: a.jsonl}]"
+    card = f"---\nconfigs:\n- config_name: default\n  data_files: {files}\n---\n"
+    (tmp_path / "sums" / "README.md").write_text(card)
+    out = python(
+        tmp_path,
+        """
+        import json
+        from pathlib import Path
+        from rlx_plugins.dataset import Dataset
+
+        for said in ("old", "edited"):
+            rows = [json.dumps({"prompt": f"{said} {n}", "answer": n}) for n in range(2)]
+            Path("sums/a.jsonl").write_text("\\n".join(rows))
+            task = Dataset(train={"path": "sums", "split": "train"}, held_out=0.5)
+            print(sorted(p.prompt for split in task._splits().values() for _, p in split))
+        try:
+            Dataset(train={"hub": "sums", "split": "train"}, held_out=0.5)
+        except ValueError as error:
+            print(error.errors()[0]["msg"])
+        """,
+    )
+    assert out == [
+        "['old 0', 'old 1']",
+        "['edited 0', 'edited 1']",
+        "Value error, a folder is named by `path: sums`",
+    ]
+
+
 def test_a_missing_library_says_how_to_install_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "datasets", None)
     task = Dataset(train={"hub": "nobody/nothing", "split": "train"}, held_out=0.5)
