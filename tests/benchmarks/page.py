@@ -72,10 +72,11 @@ rollout, float32, no gradient checkpointing, no logging), all 64 rows in one mic
 no slower than 8. Each side is a process of its own, and they take turns.
 
 `smollm2_grpo_step_*` and `smollm2_rlcr_step_*` are whole steps of SmolLM2-135M-Instruct in float32,
-whose prompts of about 400 tokens differ in the last few: 4 prompts with 8 answers of 32 tokens, and
-6 with 4 answers of 32 and 4 confidences of 12 below each. TRL computes its output layer at every
-position, as it does on every CPU. `_strongest` is `generate` with one cache, and an update with
-transformers' cache with gradient, in which no token is read twice but what problems share.
+whose prompts of about 400 tokens differ in the last few: 4 prompts with 8 answers of 32 tokens (8
+prompts where a name ends with `_8`), and 6 with 4 answers of 32 and 4 confidences of 12 below each.
+TRL has micro-batches of 4 rows, and computes its output layer at every position, as it does on
+every CPU. `_strongest` is `generate` with one cache, and an update with transformers' cache with
+gradient, of at most six prompts at a time, in which no token is read twice but what problems share.
 `smollm2_sampling_products` and `smollm2_update_products` are the parts of the first of these steps
 beside their matrix products alone, recorded and replayed on random values in the same process; the
 update includes credit and the handing over of weights.

@@ -23,7 +23,7 @@ from rlx.spec import Grpo, SingleRolloutSpec, TurnSpec
 
 __all__ = ["smollm2_products"]
 
-PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "_linear_pointwise", "mkldnn_linear")
+PRODUCTS = ("linear", "matmul", "mm", "addmm", "bmm", "baddbmm", "_linear_pointwise")
 """Operators that count as matrix products; attention in one call does not."""
 COPIES = 16
 """Tensors of one kind that take turns in a replay, as the weights of layers do."""

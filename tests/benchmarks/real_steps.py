@@ -7,6 +7,7 @@ same token ids, and lengths are forced. common_prefix.py compares gradients, of 
 """
 
 import json
+import math
 import os
 import sys
 import tempfile
@@ -62,36 +63,45 @@ ROUNDS = 3
 
 
 def smollm2_grpo_step() -> list[dict]:
-    """Sampling, credit and update of 4 prompts with 8 answers of 32 tokens each."""
+    """Sampling, credit and update of 8 answers of 32 tokens each, to 4 prompts and to 8."""
     python = peer_python("trl")
     with real_model() as folder:
         texts = build_prompts()
-        # TRL's micro-batch: all 32 rows at once take 18 GB.
-        case = {"prompts": PROMPTS, "answers": ANSWERS, "answer": ANSWER, "rows": TRL_ROWS}
-        case |= {"texts": texts, "tokens": TOKENS, "device": "cpu"}
-        (asked := folder / "case.json").write_text(json.dumps(case))
-        own = [sys.executable, Path(__file__).with_name("own_steps.py"), asked]
-        trl = [python, PEERS / "trl_steps.py", folder, asked]
-        with Peer.started(own, folder / "own.log") as ours:
-            ours.answer()
-            with Peer.started(trl, folder / "trl.log") as theirs:  # all three need over 24 GB
+        trl = [python, PEERS / "trl_steps.py", folder]
+        with _start_own(folder, texts, PROMPTS) as ours:  # with the plain form: over 24 GB
+            with Peer.started([*trl, folder / "case.json"], folder / "trl.log") as theirs:
                 theirs.answer()
-                beside_trl = in_turns({"ours": ours.spent, "theirs": theirs.spent}, ROUNDS)
-            beside_plain = _take_turns_with_plain(ours, texts)
+                sides = {"ours": ours.spent, "theirs": theirs.spent}
+                took = {"_vs_trl": (TRL, in_turns(sides, ROUNDS))}
+            took["_strongest"] = (CACHES, _take_turns_with_plain(ours, texts, PROMPTS))
+        with _start_own(folder, texts, 2 * PROMPTS) as ours:
+            what = f"{CACHES}, {2 * PROMPTS} prompts"
+            took["_strongest_8"] = (what, _take_turns_with_plain(ours, texts, 2 * PROMPTS))
     return [
-        compared("smollm2_grpo_step_vs_trl", beside_trl["theirs"], beside_trl["ours"], TRL),
-        compared(
-            "smollm2_grpo_step_strongest", beside_plain["theirs"], beside_plain["ours"], CACHES
-        ),
+        compared(f"smollm2_grpo_step{name}", turns["theirs"], turns["ours"], what)
+        for name, (what, turns) in took.items()
     ]
 
 
-def _take_turns_with_plain(ours: Peer, texts: list[str]) -> dict[str, list[Spent]]:
+@contextmanager
+def _start_own(folder: Path, texts: list[str], prompts: int) -> Iterator[Peer]:
+    """A process of our own steps, whose case is in `folder`; TRL's micro-batch is smaller than
+    all rows, which take 18 GB."""
+    case = {"prompts": prompts, "answers": ANSWERS, "answer": ANSWER, "rows": TRL_ROWS}
+    case |= {"texts": texts, "tokens": TOKENS, "device": "cpu"}
+    (asked := folder / "case.json").write_text(json.dumps(case))
+    own = [sys.executable, Path(__file__).with_name("own_steps.py"), asked]
+    with Peer.started(own, folder / "own.log") as ours:
+        ours.answer()
+        yield ours
+
+
+def _take_turns_with_plain(ours: Peer, texts: list[str], prompts: int) -> dict[str, list[Spent]]:
     plain = PlainSteps(partial(_sample_answers, each=ANSWERS), _learn_answers)
     numbers = count()
 
     def take() -> Spent:
-        return spent(lambda: plain.step(_choose(texts, next(numbers), PROMPTS)))
+        return spent(lambda: plain.step(_choose(texts, next(numbers), prompts)))
 
     return in_turns({"ours": ours.spent, "theirs": take}, ROUNDS)
 
@@ -166,7 +176,8 @@ def _choose(texts: list[str], number: int, count: int) -> list[str]:
 
 
 class PlainSteps:
-    """Steps in transformers alone: `sample` gives rows, `learn` the loss that they add.
+    """Steps in transformers alone: `sample` gives rows, `learn` the loss that they add, of at most
+    six prompts at a time.
 
     No prompt and no answer is read twice, neither with gradient nor without.
     """
@@ -184,7 +195,9 @@ class PlainSteps:
         """Samples, scores and learns."""
         prompts = torch.tensor([self._policy.dialogue.open(text) for text in texts])
         turns = self._sample(self._policy, prompts)
-        self._learn(self._policy, prompts, *turns).backward()
+        shares = [rows.chunk(math.ceil(len(texts) / TREES)) for rows in (prompts, *turns)]
+        for share in zip(*shares, strict=True):
+            (self._learn(self._policy, *share) / len(shares[0])).backward()
         torch.nn.utils.clip_grad_norm_(self._policy.model.parameters(), 1.0)
         self._optimizer.step()
         self._optimizer.zero_grad()

@@ -19,7 +19,7 @@ orders of equal confidences, so the order of the samples does not matter.
 import zlib
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -324,13 +324,19 @@ def _gaps_of(y: Floats, c: Floats, slot: NDArray[np.intp]) -> tuple[Floats, Floa
     return counts[held] / len(y), gap
 
 
-def compute_risk_coverage(correct: ArrayLike, confidence: ArrayLike) -> Floats:
-    """Share of wrong answers among the k most confident, for k = 1..n, averaged over all orders of
-    equal confidences.
+Ties = Literal["expected", "stable"]
+
+
+def compute_risk_coverage(
+    correct: ArrayLike, confidence: ArrayLike, *, ties: Ties = "expected"
+) -> Floats:
+    """Share of wrong answers among the k most confident, for k = 1..n.
 
     Args:
         correct: `[n]` of 0 or 1.
         confidence: `[n]` in [0, 1]; nan counts as the worst one.
+        ties: "expected" averages over all orders of equal confidences, so the order of the samples
+            does not matter; "stable" keeps the order of the samples.
 
     Returns:
         `[n]`; the last one is 1 - accuracy.
@@ -339,8 +345,10 @@ def compute_risk_coverage(correct: ArrayLike, confidence: ArrayLike) -> Floats:
         Geifman and El-Yaniv, "Selective classification for deep neural networks", 2017.
     """
     y, c = convert_to_pairs(correct, confidence)
-    _, slot, counts = np.unique(c, return_inverse=True, return_counts=True)
-    wrong = (np.bincount(slot, weights=1 - y) / counts)[slot]
+    wrong = 1 - y
+    if ties == "expected":
+        _, slot, counts = np.unique(c, return_inverse=True, return_counts=True)
+        wrong = (np.bincount(slot, weights=wrong) / counts)[slot]
     falling = np.argsort(-c, kind="stable")
     risk: Floats = np.cumsum(wrong[falling]) / np.arange(1, len(y) + 1)
     return risk
@@ -356,13 +364,13 @@ def select_risk_points(
     return [[float(k / n), float(risk[k - 1])] for k in ranks]
 
 
-def compute_aurc(correct: ArrayLike, confidence: ArrayLike) -> float:
+def compute_aurc(correct: ArrayLike, confidence: ArrayLike, *, ties: Ties = "expected") -> float:
     """Area under the risk-coverage curve: the mean of `compute_risk_coverage`. Lower is better."""
-    return float(compute_risk_coverage(correct, confidence).mean())
+    return float(compute_risk_coverage(correct, confidence, ties=ties).mean())
 
 
 def compute_accuracy_at_coverage(
-    correct: ArrayLike, confidence: ArrayLike, coverage: float
+    correct: ArrayLike, confidence: ArrayLike, coverage: float, *, ties: Ties = "expected"
 ) -> float:
     """Accuracy over the `ceil(coverage · n)` most confident answers.
 
@@ -371,7 +379,7 @@ def compute_accuracy_at_coverage(
     """
     if not 0 < coverage <= 1:
         raise ValueError(f"coverage is {coverage}; it must lie in (0, 1]")
-    risk = compute_risk_coverage(correct, confidence)
+    risk = compute_risk_coverage(correct, confidence, ties=ties)
     # Round before the ceiling, else 0.07 · 100 = 7.000000000000001 would give 8 answers.
     return float(1 - risk[int(np.ceil(round(coverage * len(risk), 9))) - 1])
 

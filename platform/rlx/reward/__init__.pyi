@@ -19,7 +19,7 @@ from .scoring import (
     rescore_rollouts,
     score_rollouts,
 )
-from .table import Place, RewardEntry, RewardTable
+from .table import Place, RewardEntry, RewardTable, sum_named_rewards
 
 __all__ = [
     "ChunkReport",
@@ -42,4 +42,5 @@ __all__ = [
     "rescore_rollouts",
     "score_lines",
     "score_rollouts",
+    "sum_named_rewards",
 ]

@@ -122,6 +122,23 @@ class RewardTable:
         )
 
 
+def sum_named_rewards(
+    raw: Mapping[str, float | None], weights: Mapping[str, float] | None = None
+) -> float | None:
+    """Σ weight · raw of named rewards; None if none of them counts.
+
+    Names that begin with `_` do not count, nor do values that are absent.
+
+    Args:
+        raw: values by name, None where absent.
+        weights: factors by name; 1 for names that are not listed.
+    """
+    factors = weights or {}
+    return _sum_weighted_entries(
+        RewardEntry(name, value, factors.get(name, 1.0), "scored") for name, value in raw.items()
+    )
+
+
 def _sum_weighted_entries(entries: Iterable[RewardEntry]) -> float | None:
     counted = [e for e in entries if e.is_summed]
     if not counted:
