@@ -78,8 +78,9 @@ TRL has micro-batches of 4 rows, and computes its output layer at every position
 every CPU. `_strongest` is `generate` with one cache, and an update with transformers' cache with
 gradient, of at most six prompts at a time, in which no token is read twice but what problems share.
 `smollm2_sampling_products` and `smollm2_update_products` are the parts of the first of these steps
-beside their matrix products alone, recorded and replayed on random values in the same process; the
-update includes credit and the handing over of weights.
+beside their matrix products alone, recorded and replayed on random values in the same process;
+`_attention` counts attention in one call as products too; the update includes credit and the
+handing over of weights.
 """
 
 SMALL = """\

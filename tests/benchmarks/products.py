@@ -5,7 +5,7 @@ The products of one step are recorded, and replayed on random values of the same
 
 import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -24,7 +24,9 @@ from rlx.spec import Grpo, SingleRolloutSpec, TurnSpec
 __all__ = ["smollm2_products"]
 
 PRODUCTS = ("linear", "matmul", "mm", "addmm", "bmm", "baddbmm", "_linear_pointwise")
-"""Operators that count as matrix products; attention in one call does not."""
+FLASH = "_scaled_dot_product_flash_attention_for_cpu"
+ATTENTION = (*PRODUCTS, FLASH, f"{FLASH}_backward")
+"""Operators that count as matrix products, without attention in one call and with it."""
 COPIES = 16
 """Tensors of one kind that take turns in a replay, as the weights of layers do."""
 LARGE = 1 << 22
@@ -48,13 +50,14 @@ class Kind:
 class Recording(TorchDispatchMode):
     """The products that run within its block."""
 
-    def __init__(self) -> None:
+    def __init__(self, names: Sequence[str]) -> None:
         super().__init__()
+        self._names = names
         self.calls: list[tuple[Callable[..., Any], Any, Any]] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Notes a product, and runs every operator."""
-        if func.overloadpacket.__name__ in PRODUCTS:
+        if func.overloadpacket.__name__ in self._names:
             note = partial(tree_map_only, Tensor, _describe)
             self.calls.append((func, note(args), note(kwargs or {})))
         return func(*args, **(kwargs or {}))
@@ -94,13 +97,16 @@ def smollm2_products() -> list[dict]:
         steps = OwnSteps(rollout, partial(estimate_grpo, options=Grpo()), TOKENS)
         chosen = texts[:PROMPTS]
         steps.step(chosen, 0)  # what is built once
-        with Recording() as sampling, torch.no_grad():
+        with Recording(PRODUCTS) as sampling, torch.no_grad():
             trees = steps.sample(chosen, 0)
-        with Recording() as update:
+        with Recording(PRODUCTS) as update:
+            steps.learn(trees)
+        with Recording(ATTENTION) as attention:
             steps.learn(trees)
         parts = {
-            "sampling": (lambda: steps.sample(chosen, 0), Replay(sampling)),
-            "update": (lambda: steps.learn(trees), Replay(update)),
+            "sampling_products": (lambda: steps.sample(chosen, 0), Replay(sampling)),
+            "update_products": (lambda: steps.learn(trees), Replay(update)),
+            "update_products_attention": (lambda: steps.learn(trees), Replay(attention)),
         }
         figures = []
         for name, (own, products) in parts.items():
@@ -109,7 +115,7 @@ def smollm2_products() -> list[dict]:
             pairs = zip(took["own"], took["products"], strict=True)
             figures.append(
                 row(
-                    f"smollm2_{name}_products",
+                    f"smollm2_{name}",
                     [ours.cpu / theirs.cpu for ours, theirs in pairs],
                     beside("its matrix products alone", [t.cpu for t in took["products"]]),
                     "times as long",
