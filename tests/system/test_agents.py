@@ -1,6 +1,5 @@
 """Programs of agents in processes of their own, which ask a sampler without a model."""
 
-import sys
 from collections import Counter
 from contextlib import closing, nullcontext
 from pathlib import Path
@@ -177,7 +176,7 @@ def test_a_command_has_the_problem_the_address_and_a_folder(tmp_path, monkeypatc
         "reply = client.chat.completions.create(model='any', messages=messages)\n"
         "client.post('/info', cast_to=object, body={'turn': reply.id, 'right': 1})\n"
     )
-    trees, _ = sample([problem("a")], function=None, command=[sys.executable, "agent.py"])
+    trees, _ = sample([problem("a")], function=None, command=["python", "agent.py"])
     (tree,) = trees
     assert faults(tree) == set()
     assert [(s.author, s.turn) for s in tree.segments] == [

@@ -97,3 +97,38 @@ def test_the_exported_model_is_another_one_that_transformers_loads(done):
         AutoTokenizer.from_pretrained(own).chat_template
         == AutoTokenizer.from_pretrained(done.imported).chat_template
     )
+
+
+TOOL = """
+def look_up(item: str) -> int:
+    \"\"\"The price of one.
+
+    Args:
+        item: what is sold
+    \"\"\"
+    return len(item)
+"""
+SHOP = """
+name: shop
+model: {kind: pretrained, path: SmolLM2-135M-Instruct.Q4_1.gguf}
+task: {plugin: dataset, train: {path: train.jsonl}, held_out: 0.1, prompt: "{question}"}
+rollout: {schedule: environment, tools: [shop.py:look_up], prompts_per_step: 2, num_generations: 2}
+rewards: {global: {accuracy: {plugin: exact_match}}}
+phases: [{name: grpo, steps: 1}]
+"""
+
+
+def test_a_run_whose_template_writes_no_tools_ends_before_it_samples(done):
+    """The template is read when the file is imported, after `rlx submit` has checked the rest."""
+    folder = done.home.folder
+    (folder / "shop.py").write_text(TOOL)
+    (folder / "shop.yaml").write_text(SHOP)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(done.home.environment, "XDG_CACHE_HOME", str(folder / "empty"))
+        ended = done.home.rlx("submit", "shop.yaml")
+    assert ended.returncode == 2
+    assert "the model's chat template does not write tools" in ended.stderr
+    assert "set model.chat_template: false" in ended.stderr
+    record = done.home.run("r-0002")
+    assert (record.status, record.step) == ("failed", 0)
+    assert not list((Path(record.directory) / "rollouts").glob("*.parquet"))

@@ -136,11 +136,13 @@ def _become_program(
         _limit_resources(order["memory"], order["file"])
         os.chdir(folder / FOLDER)
         if order["command"] is not None:
+            program, *arguments = order["command"]
+            program = sys.executable if program == "python" else program
             try:
-                os.execvp(order["command"][0], order["command"])
+                os.execvp(program, [program, *arguments])
             except OSError as error:
                 code = NOT_STARTED
-                raise SystemExit(f"{order['command'][0]}: {error.strerror}") from error
+                raise SystemExit(f"{program}: {error.strerror}") from error
         _call_function(functions[order["function"]], order["arguments"])
         code = 0
     except SystemExit as error:

@@ -384,6 +384,8 @@ def _start_model(
     )
     if spec.probe is not None:
         require_texts(spec.probe, policy.dialogue)
+    if setup.plan.talk is not None and setup.plan.talk.tools:
+        policy.dialogue.check_tools(setup.plan.talk.tools)
 
     start_warm(spec, setup, policy, ranks, progress, recorder)
     convert_weights(policy.model, dtype)
