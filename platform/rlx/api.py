@@ -205,7 +205,7 @@ class Run:
             written = export_model(registry, found, target, at, report)
             if card:
                 write_card(registry, found, written, target, with_data=with_data)
-        return Path(folder)
+        return target
 
     def check(self, step: int | None = None) -> "AuditReport":
         """Computes the run's scores, masks, rewards, advantages and probes again from its records.

@@ -1,8 +1,8 @@
 """The process that starts the programs of agents, each in a session and a folder of its own.
 
 It imports a function once and forks for each of its calls. It reads orders and writes reports as
-lines of JSON: one of each program that ended, and an empty one when it was to end all that is left.
-Where its parent is gone, it does so too.
+lines of JSON: one for each program that ended, and an empty one once an order to end all programs
+is carried out. It ends them, too, where its parent is gone.
 """
 
 import asyncio
