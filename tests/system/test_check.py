@@ -37,7 +37,7 @@ END = 0
 class Characters:
     """A dialogue in which a token is a character."""
 
-    def open(self, text, system="", history=(), prefix=""):
+    def open(self, text, system="", history=(), prefix="", tools=()):
         return tuple(map(ord, text))
 
     def reply(self, text, after, prefix=""):

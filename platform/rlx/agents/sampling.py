@@ -112,18 +112,16 @@ class AgentHost:
         ):
             loop = _SamplingLoop(self._spec, plan, queue, endpoint, runner, session, dialogue)
             loop.run(rollouts, problems, ended)
-        _note_faults([rollout.recorder.fault for rollout in rollouts])
+        faults = [r.recorder.fault for r in rollouts if r.recorder.fault is not None]
+        if faults:
+            first = escape_unprintable(faults[0])
+            sys.stderr.write(
+                f"{len(faults)} of {len(rollouts)} agents failed, the first: {first}\n"
+            )
         return [
             build_agent_tree(problem, [r.recorder for r in rollouts if r.tree == tree])
             for tree, problem in enumerate(problems)
         ]
-
-
-def _note_faults(faults: Sequence[str | None]) -> None:
-    """Says how many programs failed, and why the first did."""
-    if found := [fault for fault in faults if fault is not None]:
-        first = escape_unprintable(found[0])
-        sys.stderr.write(f"{len(found)} of {len(faults)} agents failed, the first: {first}\n")
 
 
 @dataclass(slots=True)

@@ -213,29 +213,27 @@ def _check_resume(
     from rlx.launch import run_resume_trial
 
     home = Path(tempfile.mkdtemp(prefix="rlx-check-"))
-    with open_progress("uninterrupted run", "runs") as show:
-        found = run_resume_trial(
-            spec,
-            home,
-            overrides=overrides,
-            kills=kills,
-            at_once=at_once,
-            seed=seed,
-            registry=registry,
-            report=print_text,
-            show=show,
-        )
-    _show_kill_table(found.kills)
-    print_text(
-        f"{len(found.kills) - len(found.differing)} of {len(found.kills)} killed runs have the "
-        "same numbers as the uninterrupted run"
+    done = run_resume_trial(
+        spec,
+        home,
+        overrides=overrides,
+        kills=kills,
+        at_once=at_once,
+        seed=seed,
+        registry=registry,
+        report=print_text,
     )
-    wrong = bool(found.differing or found.unequal)
+    _show_kill_table(done)
+    wrong = [kill for kill in done if kill.found]
+    print_text(
+        f"{len(done) - len(wrong)} of {len(done)} killed runs have the same numbers as the "
+        "uninterrupted run"
+    )
     if wrong or keep:
         print_text(f"the runs are in {home}")
     else:
         shutil.rmtree(home, ignore_errors=True)
-    return int(wrong)
+    return int(bool(wrong))
 
 
 def _show_kill_table(done: Sequence[KillResult]) -> None:

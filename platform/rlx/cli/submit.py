@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 )
 @click.option("--again", is_flag=True, help="Run even if the same spec and seed already ran.")
 @click.option("-d", "--detach", is_flag=True, help="Return once the run has started.")
-@click.option("--queue", is_flag=True, help="Leave the run to `rlx resume --queued`.")
+@click.option("--queue", is_flag=True, help="Only record the run; `rlx resume` starts it.")
 @click.option("-q", "--quiet", is_flag=True, help="Print only the run's id.")
 @click.option("--no-rehearsal", is_flag=True, help="Skip the trial on synthetic rollouts.")
 @click.option("--anyway", is_flag=True, help="Train even if the first answers teach nothing.")
@@ -205,7 +205,7 @@ def _print_started_run(run: RunRecord, read: LoadedSpec, reason: str | None) -> 
     where, teacher = os.path.relpath(locate_run_folder(run).root), read.spec.model.reference
     look = f"rlx logs -f {run.id}   ·   rlx status {run.id}   ·   Ctrl-C detaches"
     if run.status == "queued" and not is_job(run):
-        look = f"rlx resume --queued, here or where this folder is shared   ·   rlx stop {run.id}"
+        look = f"rlx resume {run.id}   ·   rlx stop {run.id}"
     job = read_job_id(locate_run_folder(run))
     print_text(
         f"✓ {run.name}  seed {run.seed}  spec {run.digest}\n"
@@ -215,7 +215,7 @@ def _print_started_run(run: RunRecord, read: LoadedSpec, reason: str | None) -> 
         f"  files   {where}\n"
         + (f"  {read.spec.runner.launcher.kind:7} job {job}\n" if job else "")
         + (f"  new     {escape_unprintable(reason)}\n" if reason else "")
-        + f"  {'queued ' if '--queued' in look else 'watch  '} {look}"
+        + f"  {'queued ' if run.status == 'queued' else 'watch  '} {look}"
     )
 
 
@@ -297,11 +297,5 @@ def _follow_runs(
     """Runs what is missing, with a line for each change."""
     print_text("Ctrl-C leaves runs running; repeat the command to run what is missing", err=True)
     look = view.print_changes
-    run_queue(registry, url, at_once, once=True, only=set(ids), report=_print_problem, look=look)
+    run_queue(registry, url, ids, at_once, report=print_text, look=look)
     look()
-
-
-def _print_problem(text: str, *, err: bool = False) -> None:
-    """Prints why a run is skipped; the view shows which are taken."""
-    if err:
-        print_text(text, err=True)

@@ -104,7 +104,7 @@ FORMER_VERBS = {
     "show": "validate --values",
     "sync": "check --repair",
     "verify-resume": "check --kills",
-    "worker": "resume --queued",
+    "worker": "submit --at-once",
 }
 """Verbs of earlier versions, and what does their work now."""
 OTHER_WORDS = {

@@ -25,7 +25,13 @@ from rlx.launch.submission import child_environment
 from rlx.plugin import SamplerPlugin
 from rlx.spec import ExperimentSpec, RunnerSpec
 from rlx.spec.reading import Diagnostic
-from rlx_registry import DatabaseUnwritableError, Registry, RunRecord, Status
+from rlx_registry import (
+    DatabaseUnwritableError,
+    Registry,
+    RunRecord,
+    Status,
+    forget_supervisor,
+)
 
 
 class Launcher(ABC):
@@ -198,6 +204,7 @@ def submit_job(registry: Registry, run: RunRecord, registry_url: str) -> None:
     aside = folder.job.with_suffix(f".{os.getpid()}")
     aside.write_text(json.dumps({"job": job}))
     aside.replace(folder.job)
+    forget_supervisor(folder.root)  # which was this process
     message = f"submitted to {launcher.title} as job {job}"
     registry.results.add_event(run.id, spec.runner.launcher.kind, message, {"job": job})
 

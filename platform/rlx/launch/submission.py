@@ -33,7 +33,7 @@ from rlx.importing import source_digest
 from rlx.launch.failures import convert_to_rlx_error, describe_error, hold_reserve
 from rlx.launch.processes import has_ended, this_machine
 from rlx.launch.run_access import put_spec
-from rlx.model import Vocabulary, choose_run_vocabulary
+from rlx.model import choose_run_vocabulary
 from rlx.plugin_files import keep_for_runs
 from rlx.spec import TrackingSpec
 from rlx.spec.reading import LoadedSpec
@@ -103,7 +103,13 @@ def submit_run(
     prefix = f"{UNRECORDED}{this_machine()}-{os.getpid()}-"
     with tempfile.TemporaryDirectory(dir=runs, prefix=prefix, ignore_cleanup_errors=True) as aside:
         staged = RunFolder(Path(aside) / "run")
-        _fill_folder(registry, staged, read, choose_run_vocabulary(spec, plugins))
+        staged.root.mkdir()
+        if (vocabulary := choose_run_vocabulary(spec, plugins)) is not None:
+            vocabulary.save(staged.tokenizer)
+        hold_reserve(staged.reserve)
+        staged.yaml.write_text(read.yaml)
+        copy_origin(registry, spec, staged)
+        put_spec(staged, spec)
         if anyway:
             staged.anyway.touch()
         with registry.write_atomically():
@@ -139,18 +145,6 @@ def describe_new_run(registry: Registry, run: RunRecord) -> str | None:
     return None
 
 
-def _fill_folder(
-    registry: Registry, folder: RunFolder, read: LoadedSpec, vocabulary: Vocabulary | None
-) -> None:
-    folder.root.mkdir()
-    if vocabulary is not None:
-        vocabulary.save(folder.tokenizer)
-    hold_reserve(folder.reserve)
-    folder.yaml.write_text(read.yaml)
-    copy_origin(registry, read.spec, folder)
-    put_spec(folder, read.spec)
-
-
 def _remove_unrecorded(runs: Path) -> None:
     """Removes the folders of this machine's submissions that were killed."""
     for folder in runs.glob(f"{UNRECORDED}{this_machine()}-*"):
@@ -164,6 +158,7 @@ def _record_folder(registry: Registry, run: RunRecord, read: LoadedSpec, folder:
     starter: dict[str, str | int] = {}
     if is_job or run.status == "submitted":  # until it is started, the run is this process's
         starter = {"pid": os.getpid(), "host": this_machine()}
+        record_supervisor(folder.root, os.getpid())
     registry.update_run(
         run.id,
         directory=folder.root,
@@ -250,17 +245,11 @@ def child_environment() -> dict[str, str]:
 
 def collect_environment_versions() -> dict[str, Any]:
     """Versions of Python, the platform and the packages that a run here would use."""
-    found: dict[str, str | None] = {}
-    for name in PACKAGES:
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            found[name] = None
     return {
         "python": platform.python_version(),
         "platform": platform.platform(),
         "cpus": os.cpu_count(),
-        "packages": found,
+        "packages": {name: _find_version(name) for name in PACKAGES},
     }
 
 
@@ -320,36 +309,32 @@ class Package:
         return f"pip install '{self.name}{self.range}'"
 
 
+_DEVELOPMENT = ("dev", "lint", "release", "system", "test")
+"""Extras for work on rlx itself."""
+
+
 @cache
 def list_packages() -> Mapping[str, Package]:
     """Requirements of rlx on this platform by name, core before extras; development is left out."""
     found: dict[str, Package] = {}
-    for line in requires("rlx") or ():
-        requirement = Requirement(line)
-        name = canonicalize_name(requirement.name)
-        extra = _find_extra(requirement)
+    for requirement in map(Requirement, requires("rlx") or ()):
+        name, extra, marker = canonicalize_name(requirement.name), "", requirement.marker
+        if marker is not None and not marker.evaluate({"extra": ""}):
+            named = re.search(r"extra == ['\"]([^'\"]+)", str(marker))
+            if named is None or not marker.evaluate({"extra": named[1]}):
+                continue  # for another platform
+            extra = named[1]
         if name != "rlx" and extra not in _DEVELOPMENT:
-            found.setdefault(name, _build_package(requirement, extra))
+            installed, range_ = _find_version(requirement.name), requirement.specifier
+            fits = installed is not None and range_.contains(installed, prereleases=True)
+            package = Package(requirement.name, str(range_), extra, installed, fits)
+            found.setdefault(name, package)
     return found
 
 
-_DEVELOPMENT = ("dev", "lint", "release", "system", "test", None)
-"""Extras for work on rlx itself."""
-
-
-def _find_extra(requirement: Requirement) -> str | None:
-    """The extra that has a requirement, "" for rlx itself; None if it is not for this platform."""
-    marker = requirement.marker
-    if marker is None or marker.evaluate({"extra": ""}):
-        return ""
-    named = re.search(r"extra == ['\"]([^'\"]+)", str(marker))
-    return named[1] if named and marker.evaluate({"extra": named[1]}) else None
-
-
-def _build_package(requirement: Requirement, extra: str) -> Package:
+def _find_version(name: str) -> str | None:
+    """The installed version of a distribution; None if it is not installed."""
     try:
-        installed = version(requirement.name)
+        return version(name)
     except PackageNotFoundError:
-        installed = None
-    fits = installed is not None and requirement.specifier.contains(installed, prereleases=True)
-    return Package(requirement.name, str(requirement.specifier), extra, installed, fits)
+        return None

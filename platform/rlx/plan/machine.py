@@ -35,7 +35,6 @@ from rlx.launch import (
     diagnose_devices,
     format_disk_space,
     free_bytes,
-    gpus_here,
     hold_reserve,
     list_packages,
     open_launcher,
@@ -172,8 +171,8 @@ def find_cuda_lack(wanted: int) -> DeviceShortage | None:
 
 
 def _check_machines(read: LoadedSpec) -> Iterator[Diagnostic]:
-    faults = list(open_launcher(read.spec.runner, read.spec.sampler).check())
-    yield from faults or _check_device(read, gpus_here(read.spec))
+    launcher = open_launcher(read.spec.runner, read.spec.sampler)
+    yield from list(launcher.check()) or _check_device(read, launcher.count_ranks_here())
 
 
 def _check_device(read: LoadedSpec, here: int) -> Iterator[Diagnostic]:

@@ -31,11 +31,11 @@ from rlx.plugin_calls import blame_plugin, show_plugin_output
 from rlx.rollout import (
     Completion,
     CompletionRequest,
+    Dialogue,
     EnvironmentHost,
     EnvironmentPlan,
     HostFault,
     RolloutPlan,
-    ToolDialogue,
     derive_turn_seed,
     join_results,
     make_up_call,
@@ -46,7 +46,7 @@ from rlx.spec import ExperimentSpec, TinyModelSpec, TurnSpec
 TAGS = re.compile(r"(</?[A-Za-z_][\w-]*>)")
 
 
-class EncodingDialogue(ToolDialogue, Protocol):
+class EncodingDialogue(Dialogue, Protocol):
     """A dialogue that can also encode arbitrary text and decode single tokens."""
 
     end_ids: tuple[int, ...]
