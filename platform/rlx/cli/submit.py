@@ -204,7 +204,8 @@ def _print_started_run(run: RunRecord, read: LoadedSpec, reason: str | None) -> 
     )
     where, teacher = os.path.relpath(locate_run_folder(run).root), read.spec.model.reference
     look = f"rlx logs -f {run.id}   ·   rlx status {run.id}   ·   Ctrl-C detaches"
-    if run.status == "queued" and not is_job(run):
+    waits = run.status == "queued" and not is_job(run)
+    if waits:
         look = f"rlx resume {run.id}   ·   rlx stop {run.id}"
     job = read_job_id(locate_run_folder(run))
     print_text(
@@ -215,7 +216,7 @@ def _print_started_run(run: RunRecord, read: LoadedSpec, reason: str | None) -> 
         f"  files   {where}\n"
         + (f"  {read.spec.runner.launcher.kind:7} job {job}\n" if job else "")
         + (f"  new     {escape_unprintable(reason)}\n" if reason else "")
-        + f"  {'queued ' if run.status == 'queued' else 'watch  '} {look}"
+        + f"  {'queued ' if waits else 'watch  '} {look}"
     )
 
 

@@ -85,7 +85,7 @@ VERBS = {
     "eval": ("evaluate:evaluate", "Evaluate a model: accuracy, calibration, use of reasoning."),
     "score": ("score:score", "Score a file of responses with any reward."),
     "stop": ("resume:stop", "Stop a run; its records stay."),
-    "resume": ("resume:resume", "Resume a run from its newest checkpoint; run what is queued."),
+    "resume": ("resume:resume", "Resume a run from its newest checkpoint."),
     "check": ("check:check", "Check this machine, a run's records, or resuming; repair."),
     "rm": ("runs:remove", "Remove runs that have ended, or parts of them."),
     "export": ("export:export", "Write a run's model in the Hugging Face layout."),

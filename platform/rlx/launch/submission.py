@@ -255,27 +255,22 @@ def collect_environment_versions() -> dict[str, Any]:
 
 def collect_code_version() -> dict[str, Any]:
     """rlx's version, a digest of its sources, and its commit if it runs from a checkout."""
-    root = Path(rlx.__file__).parent
+    root, described = Path(rlx.__file__).parent, ""
+    describe = ["describe", "--always", "--exclude=*", "--abbrev=40", "--dirty"]
+    with suppress(FileNotFoundError):  # there is no git
+        described = subprocess.run(
+            ["git", "-C", str(root), *describe],
+            capture_output=True,
+            text=True,
+            check=False,
+            start_new_session=True,  # Ctrl-C in the terminal must not end it
+        ).stdout.strip()
     return {
         "version": rlx.__version__,
         "sources": source_digest(root / "__init__.py")[:16],
-        "commit": _run_git(root, "rev-parse", "HEAD"),
-        "modified": bool(_run_git(root, "status", "--porcelain", "--untracked-files=no")),
+        "commit": described.removesuffix("-dirty") or None,
+        "modified": described.endswith("-dirty"),
     }
-
-
-def _run_git(folder: Path, *arguments: str) -> str | None:
-    """Output of a git command; None without git, or if the command fails."""
-    if shutil.which("git") is None:
-        return None
-    done = subprocess.run(
-        ["git", "-C", str(folder), *arguments],
-        capture_output=True,
-        text=True,
-        check=False,
-        start_new_session=True,  # Ctrl-C in the terminal must not end it
-    )
-    return done.stdout.strip() if done.returncode == 0 else None
 
 
 def registry_url(read: LoadedSpec) -> str:
