@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from rlx.agents.endpoint import AgentEndpoint, TurnOutcome, TurnQueue
-from rlx.agents.programs import AgentProgram, EndedProgram, ProgramRunner, ProgramStarter
+from rlx.agents.programs import ProgramRunner, ProgramStarter
 from rlx.agents.requests import AgentRequests
 from rlx.plugin import Problem
 from rlx.rollout import (
@@ -99,11 +99,11 @@ class AgentHost:
             for place in range(plan.count)
         ]
         queue = TurnQueue()
-        ended: deque[EndedProgram] = deque()
+        ended: deque[tuple[int, str | None]] = deque()
 
-        def note_end(program: EndedProgram) -> None:
+        def note_end(number: int, fault: str | None) -> None:
             with queue.changed:
-                ended.append(program)
+                ended.append((number, fault))
                 queue.changed.notify()
 
         with (
@@ -142,7 +142,7 @@ class _SamplingLoop:
         self,
         rollouts: Sequence[_Rollout],
         problems: Sequence[Problem],
-        ended: deque[EndedProgram],
+        ended: deque[tuple[int, str | None]],
     ) -> None:
         """Runs the programs of all rollouts; those that are over are in `ended`, under the lock of
         the queue."""
@@ -152,7 +152,7 @@ class _SamplingLoop:
         while left or self.running:
             with self.queue.changed:
                 while ended:
-                    self._end_program(ended.popleft())
+                    self._end_program(*ended.popleft())
                 while left and len(self.running) < self.spec.programs:
                     number, rollout = left.popleft()
                     self._start_program(number, rollout, problems[rollout.tree])
@@ -179,18 +179,18 @@ class _SamplingLoop:
         }
         self.running[number] = rollout
         address = self.endpoint.locate(rollout.key)
-        self.runner.start(AgentProgram(number, shown, address, rollout.key))
+        self.runner.start(number, shown, address, rollout.key)
 
-    def _end_program(self, program: EndedProgram) -> None:
-        rollout = self.running.pop(program.number)
+    def _end_program(self, number: int, fault: str | None) -> None:
+        rollout = self.running.pop(number)
         del self.queue.agents[rollout.key]
         for outcome in [one for one in self.queue.waiting if one.agent is rollout.requests]:
             outcome.abandon()
         recorder = rollout.recorder
         if recorder.fault is not None or rollout.requests.is_over:
             return
-        if program.fault is not None:
-            recorder.fault = program.fault
+        if fault is not None:
+            recorder.fault = fault
         elif not recorder.turns:
             recorder.fault = "it made no request that could be answered"
 
