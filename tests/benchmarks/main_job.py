@@ -10,7 +10,7 @@ from tempfile import TemporaryDirectory
 
 import psutil
 from harness import Spent, row
-from process_use import sum_tree_seconds
+from starts import sum_tree_seconds
 
 from rlx.descendants import adopt_orphans, kill_descendants, reap_orphans
 from rlx_registry import Registry

@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 from rlx.batch import TokenBatch
 from rlx.errors import SpecError
 from rlx.learner.distributed import Ranks
-from rlx.learner.engine import MakeOptimizer, TrainingEngine, build_adamw
+from rlx.learner.engine import TrainingEngine
 from rlx.learner.forward import PackedValues, choose_form
 from rlx.learner.pack import PackedBatch, RankMicroBatches
 from rlx.loss import value_loss
@@ -57,7 +57,6 @@ class Critic:
         spec: optimizer and value clip.
         ranks: from `join_ranks`.
         seed: seed of the run.
-        make_optimizer: builds an optimizer other than AdamW, for benchmarks.
 
     Raises:
         SpecError: this kind of model has no decoder for a value head.
@@ -71,7 +70,6 @@ class Critic:
         spec: CriticSpec,
         ranks: Ranks,
         seed: int,
-        make_optimizer: MakeOptimizer = build_adamw,
     ) -> None:
         if is_adapted(policy.model):
             raise ValueError(
@@ -88,14 +86,7 @@ class Critic:
         if runner.activation_checkpointing:
             module.recompute_layers()
         self._merges = choose_form(module, ranks).form.merges
-        self._engine = TrainingEngine(
-            module,
-            spec,
-            runner,
-            ranks,
-            section="critic",
-            make_optimizer=make_optimizer,
-        )
+        self._engine = TrainingEngine(module, spec, runner, ranks, section="critic")
 
     def values(self, batch: TokenBatch, want: Tensor) -> Tensor:
         """Computes the current values.
@@ -160,23 +151,18 @@ class Critic:
         loss, held, value, error, square = (
             torch.stack(self._ranks.gather(sums.cpu())).sum(dim=0) / tokens
         ).tolist()
+        returns = train.returns[train.mask]
+        variance = float(returns.double().var(correction=0))
         return CriticStats(
             loss=loss,
             clip_fraction=held,
             value=value,
-            explained_variance=_compute_explained_variance(
-                square - error**2, train.returns[train.mask]
-            ),
+            explained_variance=None
+            if returns.max() == returns.min()
+            else 1 - (square - error**2) / variance,
             grad_norm=norm,
             learning_rate=rate,
         )
-
-
-def _compute_explained_variance(unexplained: float, returns: Tensor) -> float | None:
-    """Returns the fraction of the returns' variance that the values explain."""
-    if returns.max() == returns.min():
-        return None
-    return 1 - unexplained / float(returns.double().var(correction=0))
 
 
 def _share_decoder(policy: Policy) -> PreTrainedModel:

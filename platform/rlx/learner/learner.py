@@ -3,7 +3,7 @@
 import math
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from rlx.batch import TokenBatch
 from rlx.learner.distributed import Ranks
-from rlx.learner.engine import MakeOptimizer, TrainingEngine, build_adamw, shard_frozen_module
+from rlx.learner.engine import TrainingEngine, build_adamw, shard_frozen_module
 from rlx.learner.forward import PackedPolicy, choose_form, choose_logits
 from rlx.learner.pack import Branches, PackedBatch, RankMicroBatches
 from rlx.learner.terms import (
@@ -76,10 +76,10 @@ class Learner:
         runner: ZeRO stage, precision, micro-batch size.
         optimizer: optimizer settings of the first phase.
         ranks: from `join_ranks`.
-        make_optimizer: builds an optimizer other than AdamW, for benchmarks.
 
     Attributes:
         chosen: how packed rows are computed, and why.
+        model: the trained model.
     """
 
     def __init__(
@@ -88,11 +88,10 @@ class Learner:
         runner: RunnerSpec,
         optimizer: OptimizerSpec,
         ranks: Ranks,
-        make_optimizer: MakeOptimizer = build_adamw,
     ) -> None:
         self._runner = runner
         self._ranks = ranks
-        self._model = policy.model
+        self.model = policy.model
         self._dialogue = policy.dialogue
         self._peak_rate = optimizer.learning_rate
         self._packed: WeakKeyDictionary[TrainBatch, _PackedUpdate] = WeakKeyDictionary()
@@ -101,14 +100,7 @@ class Learner:
             module.recompute_layers()
         chosen = choose_form(module, ranks)
         self.chosen = replace(chosen, logits=choose_logits(module, runner, ranks))
-        self._engine = TrainingEngine(
-            module,
-            optimizer,
-            runner,
-            ranks,
-            section="optimizer",
-            make_optimizer=make_optimizer,
-        )
+        self._engine = TrainingEngine(module, optimizer, runner, ranks, section="optimizer")
 
     def begin_phase(self, optimizer: OptimizerSpec, *, fresh: bool) -> None:
         """Applies a phase's optimizer settings; `fresh` resets Adam's moments."""
@@ -142,7 +134,14 @@ class Learner:
         """
         packed_update = self._packed.get(train)
         if packed_update is None or packed_update.loss is not loss:
-            packed_update = self._packed[train] = self._pack(train, loss)
+            confidences = None
+            if train.expected is not None and loss.expected is not None:
+                values, span = train.expected.values, loss.expected.span
+                tokens = encode_confidences(values, span, self._dialogue)
+                confidences = build_confidence_branches(train, tokens)
+            branches = None if confidences is None else confidences.branches
+            share = self._share(train.batch, train.wanted, branches)
+            packed_update = self._packed[train] = _PackedUpdate(loss, share, confidences)
         share, confidences = packed_update.share, packed_update.confidences
         if not share:
             return None
@@ -176,15 +175,6 @@ class Learner:
             row_tokens=share.row_tokens,
         )
 
-    def _pack(self, train: TrainBatch, loss: LossSpec) -> _PackedUpdate:
-        confidences = None
-        if train.expected is not None and loss.expected is not None:
-            values, span = train.expected.values, loss.expected.span
-            tokens = encode_confidences(values, span, self._dialogue)
-            confidences = build_confidence_branches(train, tokens)
-        branches = None if confidences is None else confidences.branches
-        return _PackedUpdate(loss, self._share(train.batch, train.wanted, branches), confidences)
-
     def _share(
         self, batch: TokenBatch, want: Tensor, branches: Branches | None = None
     ) -> RankMicroBatches:
@@ -201,13 +191,8 @@ class Learner:
         Returns:
             `[B, T]` nats at the sampler's temperatures, on every rank; 0 where not wanted.
         """
-
-        def compute_logprobs(packed: PackedBatch) -> Tensor:
-            return torch.as_tensor(
-                self._engine(packed, packed.gather_targets(batch.temperatures))[0]
-            )
-
-        return self._share(batch, want).gather_token_values(compute_logprobs)
+        ask = _build_logprob_function(self._engine, batch)
+        return self._share(batch, want).gather_token_values(ask)
 
     def collision_probs(self, batch: TokenBatch, want: Tensor) -> Tensor:
         """Computes Σ π² of the distributions from which tokens are drawn, like `logprobs`."""
@@ -217,14 +202,6 @@ class Learner:
             return torch.as_tensor(self._engine(packed, temperatures, with_collisions=True)[2])
 
         return self._share(batch, want).gather_token_values(compute_collision_probs)
-
-    def reference_logprobs(self, batch: TokenBatch, want: Tensor) -> Tensor:
-        """Like `logprobs`, but with adapters disabled.
-
-        Without adapters, this is the current policy itself.
-        """
-        with disable_adapters(self._model):
-            return self.logprobs(batch, want)
 
     def weights(self) -> Mapping[str, Tensor]:
         """Returns full weights under the plain model's parameter names, with adapters merged, on
@@ -236,12 +213,12 @@ class Learner:
 
         Under ZeRO stage 3 each is gathered when it is due, so that the device holds one at a time.
         """
-        return iterate_merged_weights(self._model, self._engine.gather_parameter)
+        return iterate_merged_weights(self.model, self._engine.gather_parameter)
 
     def adapter(self) -> Mapping[str, Tensor]:
         """Returns A and B of every adapted layer under peft's checkpoint names, on every rank; none
         without adapters."""
-        return adapter_weights(self._model, self._engine.gather_parameter)
+        return adapter_weights(self.model, self._engine.gather_parameter)
 
     def export(self, policy: Policy, folder: Path) -> None:
         """Writes the weights in the Hugging Face layout, atomically, from rank 0.
@@ -258,6 +235,13 @@ class Learner:
             shutil.rmtree(folder, ignore_errors=True)
             aside.replace(folder)
         self._ranks.barrier()
+
+
+def _build_logprob_function(
+    module: Callable[..., Sequence[Tensor]], batch: TokenBatch
+) -> Callable[[PackedBatch], Tensor]:
+    """Returns what computes the log-probabilities of a micro-batch's targets, `[M]` nats."""
+    return lambda packed: module(packed, packed.gather_targets(batch.temperatures))[0]
 
 
 class ReferencePolicy(Protocol):
@@ -299,14 +283,8 @@ class FrozenCopy:
 
     def logprobs(self, batch: TokenBatch, want: Tensor) -> Tensor:
         """`[B, T]` nats, as `Learner.logprobs`."""
-
-        def compute_reference_logprobs(packed: PackedBatch) -> Tensor:
-            return torch.as_tensor(
-                self._module(packed, packed.gather_targets(batch.temperatures))[0]
-            )
-
         share = RankMicroBatches(batch, want, self._limit, self._ranks, merge=self._merges)
-        return share.gather_token_values(compute_reference_logprobs)
+        return share.gather_token_values(_build_logprob_function(self._module, batch))
 
 
 class AdapterFreeBase:
@@ -319,7 +297,8 @@ class AdapterFreeBase:
 
     def logprobs(self, batch: TokenBatch, want: Tensor) -> Tensor:
         """`[B, T]` nats, as `Learner.logprobs`."""
-        return self._learner.reference_logprobs(batch, want)
+        with disable_adapters(self._learner.model):
+            return self._learner.logprobs(batch, want)
 
 
 def build_learner_with_reference(
@@ -389,29 +368,25 @@ def time_update(
     choose_logits(module, runner, ranks)
     share = RankMicroBatches(batch, want, runner.micro_batch_tokens, ranks, merge=merges)
     adamw = build_adamw(module.parameters(), optimizer.model_copy(update={"learning_rate": 0.0}))
-
-    def compute_logprobs(packed: PackedBatch) -> Tensor:
-        return torch.as_tensor(module(packed, packed.gather_targets(batch.temperatures))[0])
+    compute_logprobs = _build_logprob_function(module, batch)
 
     def compute_gradient() -> None:
         for packed in share:
             compute_logprobs(packed).sum().backward()
 
+    def take_time(act: Callable[[], object]) -> float:
+        began = time.perf_counter()
+        act()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        return time.perf_counter() - began
+
     compute_logprobs(next(iter(share)))  # what only a first call does
     seconds = UpdateSeconds(
-        forward=_take_time(lambda: share.gather_token_values(compute_logprobs), device),
-        gradient=_take_time(compute_gradient, device),
-        optimizer=_take_time(adamw.step, device),
+        forward=take_time(lambda: share.gather_token_values(compute_logprobs)),
+        gradient=take_time(compute_gradient),
+        optimizer=take_time(adamw.step),
     )
     module.zero_grad()
     module.keep_activations()
     return seconds
-
-
-def _take_time(act: Callable[[], object], device: torch.device) -> float:
-    """Seconds until the device has done what `act` asks of it."""
-    began = time.perf_counter()
-    act()
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    return time.perf_counter() - began

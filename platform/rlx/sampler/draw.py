@@ -197,8 +197,7 @@ class StopStringDetector:
             # A tokenizer may drop the space before the first token of a text, never later ones.
             text, _ = self._read((newest, newest))
             self._may_complete[newest] = not self._last.isdisjoint(text)
-        return self._may_complete[newest] and self._is_in_text(tokens[-self._window :])
-
-    def _is_in_text(self, tokens: Sequence[int]) -> bool:
-        text, _ = self._read(tokens)
+        if not self._may_complete[newest]:
+            return False
+        text, _ = self._read(tokens[-self._window :])
         return any(stop_string in text for stop_string in self._stop)

@@ -19,7 +19,7 @@ class AncestorLevel:
     """Ancestors of one depth.
 
     Attributes:
-        keys: `[layers, kv_heads, N, width, L]`; the layout in memory is the decoder's choice.
+        keys: `[layers, kv_heads, N, width, L]`.
         values: `[layers, kv_heads, N, L, width]`.
         lengths: tokens of each ancestor; columns beyond them are finite padding.
     """

@@ -11,9 +11,8 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
 
-from rlx.model import Policy, find_window
+from rlx.model import Policy
 from rlx.rollout import Completion, CompletionRequest, count_shared
 from rlx.sampler.draw import (
     StopStringDetector,
@@ -28,10 +27,9 @@ from rlx.sampler.engine import (
     SamplingEngine,
     SequenceLogprobs,
     choose_decoder,
-    choose_own_decoder,
     copy_policy,
 )
-from rlx.sampler.rows import CompletionRows, Decoder, DialogueRows, SharingDecoder
+from rlx.sampler.rows import CompletionRows, Decoder, DialogueRows
 from rlx.spec import RunnerSpec, TransformersSamplerSpec, TurnSpec
 
 LOOK_EVERY = 4
@@ -74,8 +72,8 @@ class TransformersSampler(SamplingEngine):
         self._policy = policy
         self._model = policy.model.to(device).eval()
         self._max_rows = max_rows
-        self._decoders = _WindowedDecoders.choose(self._model)
-        self.description = self._decoders.description
+        self._build_decoder = choose_decoder(self._model)
+        self.description = self._build_decoder().description
 
     def load(self, weights: Mapping[str, Tensor]) -> None:
         """See `SamplingEngine.load`."""
@@ -99,10 +97,17 @@ class TransformersSampler(SamplingEngine):
             longest = max(len(sequences[number]) for number in batch)
             # What stands behind a causal model's token does not change its logits.
             padded = [[*sequences[n], *[0] * (longest - len(sequences[n]))] for n in batch]
-            ids = torch.tensor(padded, device=self._model.device)
-            logits = self._model(input_ids=ids, use_cache=False).logits
+            read = torch.tensor(padded, device=self._model.device)
+            logits = self._model(input_ids=read, use_cache=False).logits
             for row, number in enumerate(batch):
-                found[number] = _select_logprobs(logits[row], sequences[number], top)
+                ids, before = sequences[number], logits[row, : len(sequences[number]) - 1].float()
+                norm = before.logsumexp(dim=-1, keepdim=True)
+                own = torch.tensor(ids[1:], device=before.device)[:, None]
+                chosen = (before.gather(1, own) - norm)[:, 0].tolist()
+                best = before.topk(top, dim=-1)
+                pairs = zip(best.indices.tolist(), (best.values - norm).tolist(), strict=True)
+                likeliest = tuple(tuple(zip(*pair, strict=True)) for pair in pairs)
+                found[number] = SequenceLogprobs(tuple(chosen), likeliest)
         require_finite_logits(found[number].logprobs for number in found)
         return [found[number] for number in range(len(sequences))]
 
@@ -114,7 +119,9 @@ class TransformersSampler(SamplingEngine):
     def session(self) -> Iterator["_TransformersSession"]:
         """Opens a session; its caches are dropped when it closes."""
         self.release()
-        session = _TransformersSession(self._decoders, self._policy, self._max_rows, self.on_ended)
+        session = _TransformersSession(
+            self._build_decoder(), self._policy, self._max_rows, self.on_ended
+        )
         try:
             yield session
         finally:
@@ -132,52 +139,6 @@ def _split_by_logits(sequences: Sequence[Sequence[int]], vocabulary: int) -> Ite
         batch.append(number)
     if batch:
         yield batch
-
-
-def _select_logprobs(logits: Tensor, ids: Sequence[int], top: int) -> SequenceLogprobs:
-    """Selects those of a sequence and of the likeliest tokens from its `[T, V]` logits."""
-    before = logits[: len(ids) - 1].float()
-    norm = before.logsumexp(dim=-1, keepdim=True)
-    chosen = before.gather(1, torch.tensor(ids[1:], device=logits.device)[:, None]) - norm
-    best = before.topk(top, dim=-1)
-    pairs = zip(best.indices.tolist(), (best.values - norm).tolist(), strict=True)
-    likeliest = tuple(tuple(zip(tokens, values, strict=True)) for tokens, values in pairs)
-    return SequenceLogprobs(tuple(chosen[:, 0].tolist()), likeliest)
-
-
-@dataclass(frozen=True, slots=True)
-class _WindowedDecoders:
-    """Decoders of a model by the length of the dialogues.
-
-    Attributes:
-        within: builds the decoder for dialogues that no attention window cuts off.
-        window: tokens of the longest of these; None if no dialogue is longer.
-        beyond: builds the decoder for dialogues of any length.
-    """
-
-    within: Callable[[], Decoder]
-    window: int | None
-    beyond: Callable[[], Decoder]
-
-    @staticmethod
-    def choose(model: PreTrainedModel) -> "_WindowedDecoders":
-        """Chooses them by their logits; see `choose_decoder`."""
-        within, window = choose_decoder(model), find_window(model.config)
-        if window is None or not isinstance(within(), SharingDecoder):
-            return _WindowedDecoders(within, None, within)
-        why = f"a dialogue is longer than its attention window of {window}"
-        return _WindowedDecoders(within, window, choose_own_decoder(model, why))
-
-    @property
-    def description(self) -> str:
-        """How they compute, for the run's record."""
-        if self.window is None:
-            return self.within().description
-        return f"{self.within().description}; beyond it {self.beyond().description}"
-
-    def covers(self, length: int) -> bool:
-        """Whether `within` computes dialogues of this many tokens."""
-        return self.window is None or length <= self.window
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,25 +182,17 @@ class _CompletionBatch:
         """The completions that the contexts extend."""
         return [number for number, _ in self.contexts if number is not None]
 
-    @property
-    def is_forked(self) -> bool:
-        return self.copies != list(range(len(self.contexts)))
-
 
 class _TransformersSession:
     def __init__(
         self,
-        decoders: _WindowedDecoders,
+        decoder: Decoder,
         policy: Policy,
         max_rows: int,
         on_ended: Callable[[int], None] | None,
     ) -> None:
-        self._decoders = decoders
-        self._on_ended = on_ended
-        self._decoder = decoders.within()
-        self._is_beyond = False
-        self._policy = policy
-        self._max_rows = max_rows
+        self._decoder, self._on_ended = decoder, on_ended
+        self._policy, self._max_rows = policy, max_rows
         self._kept = CompletionRows()
 
     def close(self) -> None:
@@ -261,20 +214,13 @@ class _TransformersSession:
         """
         require_context_room(requests, sampling, self.context_length)
         give_memory_back(self._policy.model.device)
-        longest = max((len(r.context) + r.limit_tokens(sampling) for r in requests), default=0)
         extends = all(request.extends is not None for request in requests)
-        if self._is_beyond and not extends and self._decoders.covers(longest):
-            self._decoder, self._is_beyond = self._decoders.within(), False  # new dialogues
-        if not self._is_beyond and not self._decoders.covers(longest):
-            self._decoder, self._is_beyond = self._decoders.beyond(), True
-            extends = False  # the caches are of the other decoder
         batches = [
             _CompletionBatch.from_requests(part, sampling, extends=extends)
             for part in self._parts(requests)
         ]
-        forks = any(
-            b.is_forked for b in batches
-        )  # the same for all, since rows may be joined later
+        # The same for all batches, since rows may be joined later.
+        forks = any(batch.copies != list(range(len(batch.contexts))) for batch in batches)
         keeps = not all(request.is_last for request in requests)
         kept = CompletionRows()
         completions: list[Completion] = []
@@ -418,7 +364,9 @@ class _DecodingLoop:
             if step == limit - 1 or step % looks == looks - 1:
                 if self._stop:
                     self._end_at_stop_strings(self._stop, (step % looks) + 1)
-                self._end_abandoned_rows()
+                for row, number in enumerate(self._live):
+                    if (is_abandoned := self._abandoned[number]) is not None and is_abandoned():
+                        self._limits[row] = self._counts[row]
                 runs = (self._runs & (self._counts < self._limits)).tolist()
                 if not any(runs) or step == limit - 1:
                     break
@@ -459,12 +407,6 @@ class _DecodingLoop:
                     break
         self._counts.copy_(torch.tensor(lengths))
         self._runs.copy_(torch.tensor(runs))
-
-    def _end_abandoned_rows(self) -> None:
-        """Ends the rows that nobody waits for any more, where they are."""
-        for row, number in enumerate(self._live):
-            if (is_abandoned := self._abandoned[number]) is not None and is_abandoned():
-                self._limits[row] = self._counts[row]
 
     def _drop(self, runs: list[bool], token: Tensor, step: int) -> Tensor:
         """Drops finished rows; returns the tokens of the remaining rows."""

@@ -225,26 +225,22 @@ class VllmSampler(SamplingEngine):
 
     def _ask(self, message: Mapping[str, Any], doing: str) -> dict[str, Any]:
         """Sends a request to the worker; if it was killed, restarts it and tries once more."""
+        load = message["ask"] == "load"
         try:
-            return self._query_worker(message, doing)
+            return self._worker.ask(message, doing, self._weights if load else None)
         except WorkerGone as gone:
             print(f"{gone}; restarting it", file=sys.stderr, flush=True)
         self.restarts += 1
         self.holds_weights = True
         self._worker, _ = self._start_worker()
         try:
-            if message["ask"] != "load":
-                self._query_worker({"ask": "load"}, "take the learner's weights")
-            return self._query_worker(message, doing)
+            loaded = self._worker.ask({"ask": "load"}, "take the learner's weights", self._weights)
+            return loaded if load else self._worker.ask(message, doing)
         except WorkerGone as gone:
             raise RlxError(
                 f"{gone} for the second time, when asked to {doing}: if the machine ran out of "
                 "memory, lower sampler.kv_cache_mb or sampler.max_rows"
             ) from gone
-
-    def _query_worker(self, message: Mapping[str, Any], doing: str) -> dict[str, Any]:
-        weights = self._weights if message["ask"] == "load" else None
-        return self._worker.ask(message, doing, weights)
 
     def close(self) -> None:
         """Stops the worker."""
@@ -257,12 +253,7 @@ class _VllmSession:
     """Stateless: vLLM's prefix cache recognizes contexts by their tokens."""
 
     def __init__(self, sampler: VllmSampler) -> None:
-        self._sampler = sampler
-
-    @property
-    def context_length(self) -> int:
-        """See `rlx.rollout.SamplingSession`."""
-        return self._sampler.context_length
+        self._sampler, self.context_length = sampler, sampler.context_length
 
     def generate(
         self, requests: Sequence[CompletionRequest], sampling: TurnSpec
@@ -282,15 +273,12 @@ class _VllmSession:
                 "top_k: 1 to take the most likely tokens"
             )
         rows = [(r.context, seed, r.limit_tokens(sampling)) for r in requests for seed in r.seeds]
-        completions = iter(self._sampler.generate(rows, sampling) if rows else ())
+        completions = self._sampler.generate(rows, sampling) if rows else []
         if self._sampler.on_ended is not None:
             self._sampler.on_ended(len(rows))
-        return [tuple(_build_completion(*next(completions)) for _ in r.seeds) for r in requests]
-
-
-def _build_completion(tokens: list[int], logprobs: list[float], reason: str) -> Completion:
-    require_finite_logits([logprobs])
-    return Completion(tuple(tokens), tuple(logprobs), "stop" if reason == "stop" else "length")
+        require_finite_logits(logprobs for _, logprobs, _ in completions)
+        ready = (Completion(tuple(t), tuple(p), reason) for t, p, reason in completions)
+        return [tuple(next(ready) for _ in request.seeds) for request in requests]
 
 
 class WorkerGone(Exception):
