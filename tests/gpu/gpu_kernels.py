@@ -4,8 +4,7 @@
 
 learner: every form of packed trees in bfloat16 against plain rows in float32, with its seconds and
 its peak, and logits by chunks against whole ones. No form may be further away than plain rows in
-bfloat16 are. sampler: captured steps, with and without flash attention, against plain ones, by
-rows. Each figure is a JSON line of its own, printed as soon as it is known.
+bfloat16 are. sampler: captured steps against plain ones, by rows. Each figure is a JSON line of its own, printed as soon as it is known.
 """
 
 import sys
@@ -24,10 +23,8 @@ from random_model import SHAPES, build_qwen
 
 from rlx.learner import PackedPolicy, forward
 from rlx.learner.pack import pack_rows
-from rlx.sampler.gpu_steps import can_use_flash
 from rlx.sampler.plain_decoder import PlainDecoder
 from rlx.sampler.rows import SharingDecoder
-
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,8 +158,6 @@ def check_sampler(device: str) -> None:
     shape = SHAPES["1.5b" if device == "cuda" else "small"]
     model = build_qwen(shape, device, torch.bfloat16)
     ways = {"plain": {"captures": False}, "captured": {"captures": True}}
-    if can_use_flash(PlainDecoder(model)):
-        ways["captured, flash attention"] = {"captures": True, "flash": True}
     faults = []
     for rows in ROWS[device]:
         results = {}

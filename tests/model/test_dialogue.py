@@ -242,8 +242,10 @@ def test_every_prefix_has_the_length_it_decodes_to(spaced, bytewise, text):
 
 
 def test_a_vocabulary_is_decoded_as_it_is_met(bytewise, monkeypatch):
-    fresh = PlainDialogue(bytewise._tokenizer, bytewise.end_ids)
+    fresh = PlainDialogue(bytewise.tokenizer, bytewise.end_ids)
     decoded = []
-    monkeypatch.setattr(fresh, "_decode", lambda ids: decoded.append(list(ids)) or "x" * len(ids))
+    monkeypatch.setattr(
+        fresh, "decode_tokens", lambda ids: decoded.append(list(ids)) or "x" * len(ids)
+    )
     assert fresh.read((5, 6, 5))[1] == (1, 2, 3)
     assert decoded == [[5, 6, 5], [5], [6]]

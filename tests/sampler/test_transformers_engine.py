@@ -154,7 +154,7 @@ def test_what_all_contexts_begin_with_is_read_once(policy, monkeypatch):
     requests = [CompletionRequest(c, None, (7 * n, 7 * n + 1)) for n, c in enumerate(contexts)]
     alone = [sample(policy, [request])[0] for request in requests]
     engine, counts = sampler(policy), []
-    kind = type(engine._decoders.within().start(1))
+    kind = type(engine._build_decoder().start(1))
     read = kind.read
 
     def note(rows, fresh, room):
