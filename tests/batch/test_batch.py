@@ -228,7 +228,7 @@ def trees(draw):
     return tree(*segments, turn(0, 99))
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(st.lists(trees(), min_size=1, max_size=3))
 def test_every_turn_is_trained_and_padding_is_not(grown):
     batch = build_token_batch(grown)
@@ -250,7 +250,7 @@ def test_every_turn_is_trained_and_padding_is_not(grown):
     assert (batch.behaviour_logprobs[~batch.is_own] == 0).all()
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(trees(), trees())
 def test_rows_of_a_tree_do_not_depend_on_the_other_trees(one, other):
     alone, together = build_token_batch([one]), build_token_batch([one, other])

@@ -9,8 +9,8 @@ __all__ = ["machine", "page"]
 HEAD = """\
 # Benchmarks
 
-Written by `make bench`; `make bench BENCH=smollm2_rlcr_step,main_job` measures some again and
-leaves the others.
+Written by `make bench`; `make bench BENCH=smollm2_rlcr_step` measures one again and leaves the
+others.
 The figures are in [bench.json](bench.json) too. Peers are installed by the same command, each into
 an environment of its own below `.bench/`, as pinned in `tests/benchmarks/peers/`.
 
@@ -53,20 +53,9 @@ next step. Other work on the machine makes CPU seconds up to twice as many, and 
 imports beside them are of the same rounds. The mirror to MLflow is off the path of training: the
 supervisor imports MLflow after the first step, and sends batches of the registry's values, as
 `mlflow.log_metrics` does.
-`main_job_cpu_seconds` is of all processes of `rlx submit experiments/rlcr.yaml` from an empty home,
-with warm start, evaluations, pictures and the mirror to MLflow, and below it is what the trained
-models reach on held-out problems; clock is in seconds there.
 """
 
 SESSIONS = """\
-Sessions wait by sleeping, and a model that is a hash sleeps 0.05 s for a batch. `slow_tenth_*` is a
-step of 20 sessions of 8 turns: an agent's program, or a call of a live environment, takes 0.5 s in
-a turn, and 5 s in a tenth of all turns. Its share of waiting is the waiting of the session that
-waits longest, and the model's time for a batch per turn. `undisturbed_*` are the steady ones of 200
-programs of 3 turns, among others that wait up to 2 s, cut their connections or are killed.
-`_lockstep` waits for every session before a batch; the others have a patience of 0.1 s. All of this
-is by the clock, so that other work on the machine counts.
-
 `forked_history_tokens` is what the learner computes of programs that write four turns, go on with
 one of them, and so on, six times.
 
@@ -83,10 +72,10 @@ SECTIONS = {
             *("smollm2_rlcr_step", "smollm2_products"),
         ),
     ),
-    "Sessions": (SESSIONS, ("slow_sessions", "forked_history", "troubled_judge")),
+    "Sessions": (SESSIONS, ("forked_history", "troubled_judge")),
     "Starts": (
         SMALL,
-        ("verb_cpu_ratios", "start_cpu_seconds", "main_job"),
+        ("verb_cpu_ratios", "start_cpu_seconds"),
     ),
 }
 """By title: what is compared with what, and the benchmarks whose figures follow."""

@@ -22,7 +22,7 @@ from rlx.home import RunFolder
 from rlx.launch import list_live_ranks
 from rlx.progress import read_progress
 
-__all__ = ["start_cpu_seconds", "sum_tree_seconds", "verb_cpu_ratios"]
+__all__ = ["start_cpu_seconds", "verb_cpu_ratios"]
 
 ROOT = Path(__file__).parents[2]
 ROUNDS = 3

@@ -4,7 +4,8 @@
 
 learner: every form of packed trees in bfloat16 against plain rows in float32, with its seconds and
 its peak, and logits by chunks against whole ones. No form may be further away than plain rows in
-bfloat16 are. sampler: captured steps against plain ones, by rows. Each figure is a JSON line of its own, printed as soon as it is known.
+bfloat16 are. sampler: captured steps against plain ones, by rows. Each figure is a JSON line of its
+own, printed as soon as it is known.
 """
 
 import sys

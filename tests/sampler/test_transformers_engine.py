@@ -222,10 +222,6 @@ def test_a_limit_of_its_own_ends_a_completion(policy, requests, two_turns):
     assert_agrees(seconds, anew)
 
 
-def test_the_order_of_requests_does_not_matter(policy, requests, two_turns):
-    assert_agrees(sample(policy, requests[::-1])[::-1], two_turns[0])
-
-
 def test_batch_mates_do_not_matter(policy, requests, two_turns):
     for request, group in zip(requests, two_turns[0], strict=True):
         assert_agrees(sample(policy, [request]), [group])
@@ -383,17 +379,6 @@ def test_loading_changes_what_is_sampled(contexts, tied):
     for request, group in zip(asked, after, strict=True):
         plain = forward(source, request.context, group[0], 1.0)
         assert group[0].logprobs == pytest.approx(plain, abs=5e-5)
-
-
-def test_loading_copies(contexts):
-    own, source = babbler(1), babbler(2)
-    target = sampler(own)
-    target.load(dict(source.model.named_parameters()))
-    (before,) = sample(own, [CompletionRequest(contexts[0], None, (1,))])
-    with torch.no_grad():
-        for parameter in source.model.parameters():
-            parameter.zero_()
-    assert sample(own, [CompletionRequest(contexts[0], None, (1,))]) == [before]
 
 
 def test_tied_weights_may_be_named_twice():

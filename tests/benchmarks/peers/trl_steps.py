@@ -1,6 +1,6 @@
 """GRPO steps of TRL's trainer, one for each line that arrives; runs in TRL's own environment.
 
-    python trl_steps.py MODEL CASE          CASE is a file of JSON; see real_steps.py beside this folder
+    python trl_steps.py MODEL CASE    CASE is a file of JSON; see real_steps.py beside this folder
 
 Prints a line when it is ready, and after every step one with its seconds, {"cpu": …, "wall": …}.
 """
