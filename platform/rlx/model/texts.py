@@ -18,7 +18,6 @@ from rlx.model.vocabulary import SPECIAL_TOKENS, Vocabulary
 from rlx.plugin import Environment, ListsProblems, Problem, Split, Task
 from rlx.plugin_calls import show_plugin_output
 from rlx.rollout import (
-    Dialogue,
     PromptFit,
     build_rollout_plan,
     describe_tools,
@@ -204,7 +203,13 @@ def find_text_faults(
             faults += _check_problems(fit, problems, path, spec)
         if spec.model.warm_start is not None and number == 0:
             player = DemonstrationPlayer(spec, source.demonstrations, source.environment)
-            faults += _check_demonstrations(player, dialogue, most)
+            checked = min(CHECKED_DEMONSTRATIONS, most or CHECKED_DEMONSTRATIONS)
+            try:
+                for index in range(checked):
+                    player.episode(dialogue, index)
+            except SpecError as error:
+                path = "model", "warm_start"
+                faults.append(_build_vocabulary_fault(spec, path, str(error)))
     causes: dict[tuple[KeyPath, tuple[str, ...]], Diagnostic] = {}
     for fault in faults:
         causes.setdefault((fault.path, fault.helps), fault)
@@ -233,20 +238,15 @@ def _draw_problems(
         yield problem
 
 
-def _writes_any_text(dialogue: Dialogue) -> bool:
-    """Whether a tokenizer has tokens for all characters, such as one of bytes."""
-    try:
-        dialogue.encode("ʬ\N{MATHEMATICAL BOLD CAPITAL A}\N{GRINNING FACE}")
-    except SpecError:
-        return False
-    return True
-
-
 def _check_problems(
     fit: PromptFit, problems: Iterator[Problem], path: KeyPath, spec: ExperimentSpec
 ) -> Iterator[Diagnostic]:
     """Checks that problems can be written and fit, as `rollout.max_prompt_tokens` has it."""
-    any_text = _writes_any_text(fit.dialogue)
+    any_text = True
+    try:  # a tokenizer of bytes, for one, has tokens for all characters
+        fit.dialogue.encode("ʬ\N{MATHEMATICAL BOLD CAPITAL A}\N{GRINNING FACE}")
+    except SpecError:
+        any_text = False
     count, too_long = 0, list[str]()  # of tasks that repeat problems, too
     try:
         frame = measure_prompt(fit.plan, Problem(id="", prompt="", fields={}), fit.dialogue)
@@ -273,17 +273,6 @@ def _check_problems(
         else f"raise rollout.max_prompt_tokens.limit or {room}",
         kind="value",
     )
-
-
-def _check_demonstrations(
-    player: DemonstrationPlayer, dialogue: ModelDialogue, most: int | None
-) -> Iterator[Diagnostic]:
-    """Checks that the first demonstrations of the warm start can be written."""
-    try:
-        for number in range(min(CHECKED_DEMONSTRATIONS, most or CHECKED_DEMONSTRATIONS)):
-            player.episode(dialogue, number)
-    except SpecError as error:
-        yield _build_vocabulary_fault(player.spec, ("model", "warm_start"), str(error))
 
 
 def _build_vocabulary_fault(spec: ExperimentSpec, path: KeyPath, message: str) -> Diagnostic:

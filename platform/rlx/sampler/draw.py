@@ -159,20 +159,6 @@ def require_context_room(
     )
 
 
-def require_sequence_room(sequences: Sequence[Sequence[int]], longest: int) -> None:
-    """Checks that sequences of given tokens fit into the context length.
-
-    Raises:
-        SpecError: one is longer.
-    """
-    length = max(map(len, sequences), default=0)
-    if length > longest:
-        raise SpecError(
-            f"log-probabilities of {length} tokens do not fit into this engine's limit of "
-            f"{longest}: shorten the text"
-        )
-
-
 class StopStringDetector:
     """Finds the token that completes a stop string.
 

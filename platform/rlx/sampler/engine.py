@@ -116,7 +116,10 @@ class SamplingEngine(ABC):
         Raises:
             SpecError: a sequence is too long, or the engine computes none, as by default.
         """
-        raise SpecError(f"this engine ({self.description}) computes no log-probabilities of text")
+        raise SpecError(
+            f"this engine ({self.description}) computes no log-probabilities of text; set "
+            "sampler.engine: transformers"
+        )
 
     def release(self) -> None:  # noqa: B027  (an engine without GPU memory has nothing to free)
         """Frees GPU memory before the learner computes; the next session takes it again."""

@@ -1,6 +1,6 @@
 """Protocols for decoding a batch of dialogues, independent of the decoder."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import Protocol, Self
 
 import torch
@@ -75,34 +75,6 @@ class Decoder(Protocol):
     def start(self, rows: int) -> DialogueRows:
         """Returns empty dialogues."""
         ...
-
-
-class CompletionRows:
-    """KV caches of finished completions, by completion number."""
-
-    def __init__(self) -> None:
-        self._places: list[tuple[DialogueRows, int] | None] = []
-        self._read: list[int] = []
-
-    def add(self, places: Sequence[tuple[DialogueRows, int]], read: Sequence[int]) -> None:
-        """Stores the batch and row of each of the next completions, and its tokens read so far."""
-        self._places += places
-        self._read += read
-
-    def retain(self, numbers: Collection[int]) -> None:
-        """Drops all completions but these, in order to free their memory."""
-        for number in {*range(len(self._places))} - {*numbers}:
-            self._places[number] = None
-
-    def read(self, numbers: Sequence[int]) -> list[int]:
-        """Returns the number of tokens read of each completion, context included."""
-        return [self._read[number] for number in numbers]
-
-    def take(self, numbers: Sequence[int], room: int) -> DialogueRows:
-        """Returns rows that continue the given completions."""
-        places = [place for number in numbers if (place := self._places[number]) is not None]
-        assert len(places) == len(numbers), "a dropped completion is continued"
-        return type(places[0][0]).join_rows(places, room)
 
 
 class SharingDecoder:

@@ -5,13 +5,15 @@ with is read once for all of them. Finished rows leave the batch.
 The KV cache of a completion is kept until the session's next call, if that may continue it.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from rlx.errors import SpecError
 from rlx.model import Policy
 from rlx.rollout import Completion, CompletionRequest, count_shared
 from rlx.sampler.draw import (
@@ -19,7 +21,6 @@ from rlx.sampler.draw import (
     compute_sampling_logprobs,
     require_context_room,
     require_finite_logits,
-    require_sequence_room,
     sample_tokens,
     sample_uniforms,
 )
@@ -29,7 +30,7 @@ from rlx.sampler.engine import (
     choose_decoder,
     copy_policy,
 )
-from rlx.sampler.rows import CompletionRows, Decoder, DialogueRows
+from rlx.sampler.rows import Decoder, DialogueRows
 from rlx.spec import RunnerSpec, TransformersSamplerSpec, TurnSpec
 
 LOOK_EVERY = 4
@@ -91,7 +92,12 @@ class TransformersSampler(SamplingEngine):
         self, sequences: Sequence[Sequence[int]], top: int
     ) -> list[SequenceLogprobs]:
         """See `SamplingEngine.compute_logprobs`."""
-        require_sequence_room(sequences, self._policy.context_length)
+        length, limit = max(map(len, sequences), default=0), self._policy.context_length
+        if length > limit:
+            raise SpecError(
+                f"log-probabilities of {length} tokens do not fit into this engine's limit of "
+                f"{limit}: shorten the text"
+            )
         found: dict[int, SequenceLogprobs] = {}
         for batch in _split_by_logits(sequences, self._model.get_input_embeddings().num_embeddings):
             longest = max(len(sequences[number]) for number in batch)
@@ -183,6 +189,15 @@ class _CompletionBatch:
         return [number for number, _ in self.contexts if number is not None]
 
 
+class _KeptCompletion(NamedTuple):
+    """The batch and row that hold the KV cache of a finished completion, and its tokens read so
+    far, context included."""
+
+    rows: DialogueRows
+    row: int
+    read: int
+
+
 class _TransformersSession:
     def __init__(
         self,
@@ -193,10 +208,10 @@ class _TransformersSession:
     ) -> None:
         self._decoder, self._on_ended = decoder, on_ended
         self._policy, self._max_rows = policy, max_rows
-        self._kept = CompletionRows()
+        self._kept: list[_KeptCompletion | None] = []
 
     def close(self) -> None:
-        self._kept = CompletionRows()
+        self._kept = []
 
     @property
     def context_length(self) -> int:
@@ -222,18 +237,18 @@ class _TransformersSession:
         # The same for all batches, since rows may be joined later.
         forks = any(batch.copies != list(range(len(batch.contexts))) for batch in batches)
         keeps = not all(request.is_last for request in requests)
-        kept = CompletionRows()
+        kept: list[_KeptCompletion | None] = []
         completions: list[Completion] = []
         for number, batch in enumerate(batches):
             later = {n for later in batches[number + 1 :] for n in later.extended}
-            self._kept.retain(later | {*batch.extended})
+            self._retain(later | {*batch.extended})
             sampled, places = self._sample_batch(batch, sampling, later, forks, keeps)
             completions += sampled
             if not keeps:
                 continue
             before = [len(batch.contexts[copy][1]) - 1 for copy in batch.copies]
-            read = [n + len(c.token_ids) for n, c in zip(before, sampled, strict=True)]
-            kept.add(places, read)
+            for (rows, row), n, completion in zip(places, before, sampled, strict=True):
+                kept.append(_KeptCompletion(rows, row, n + len(completion.token_ids)))
         self._kept = kept
         ready = iter(completions)
         return [tuple(next(ready) for _ in request.seeds) for request in requests]
@@ -249,7 +264,7 @@ class _TransformersSession:
         """
         longest = max(batch.limits)
         rows, logits = self._read_contexts(batch, forks, longest)
-        self._kept.retain(later)
+        self._retain(later)
         noise = sample_uniforms(batch.seeds, longest).to(logits.device)
         decoding = _DecodingLoop(
             self._policy, sampling, rows, noise, batch, self._on_ended, keeps=keeps
@@ -257,6 +272,10 @@ class _TransformersSession:
         del rows  # so that rows that leave the batch free their memory
         sampled = decoding.run(logits)
         return sampled, [decoding.places[number] for number in range(len(sampled) * keeps)]
+
+    def _retain(self, numbers: Collection[int]) -> None:
+        """Drops all completions but these, in order to free their memory."""
+        self._kept = [kept if n in numbers else None for n, kept in enumerate(self._kept)]
 
     def _parts(
         self, requests: Sequence[CompletionRequest]
@@ -278,13 +297,14 @@ class _TransformersSession:
     ) -> tuple[DialogueRows, Tensor]:
         """Reads the part of each context that is not cached; returns one row per completion, and
         the logits of the next tokens."""
-        extended = part.extended
+        extended = [kept for n in part.extended if (kept := self._kept[n]) is not None]
         contexts = [tokens for _, tokens in part.contexts]
-        seen = self._kept.read(extended) if extended else [_count_common(contexts)] * len(contexts)
+        seen = [kept.read for kept in extended] or [_count_common(contexts)] * len(contexts)
         fresh = [tokens[n:] for tokens, n in zip(contexts, seen, strict=True)]
         room = 0 if forks else limit
         if extended:
-            rows = self._kept.take(extended, max(map(len, fresh)) + room)
+            places = [(kept.rows, kept.row) for kept in extended]
+            rows = type(extended[0].rows).join_rows(places, max(map(len, fresh)) + room)
         elif seen[0]:
             common = self._decoder.start(1)
             common.read([contexts[0][: seen[0]]], 0)

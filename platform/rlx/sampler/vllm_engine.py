@@ -25,12 +25,8 @@ from torch import Tensor
 from rlx.errors import RlxError, SpecError
 from rlx.model import Policy, StoredForm
 from rlx.rollout import Completion, CompletionRequest
-from rlx.sampler.draw import (
-    require_context_room,
-    require_finite_logits,
-    require_sequence_room,
-)
-from rlx.sampler.engine import SamplingEngine, SequenceLogprobs, require_vllm
+from rlx.sampler.draw import require_context_room, require_finite_logits
+from rlx.sampler.engine import SamplingEngine, require_vllm
 from rlx.sampler.vllm_channel import (
     SHARED_MEMORY,
     Channel,
@@ -204,24 +200,6 @@ class VllmSampler(SamplingEngine):
         settings = sampling.model_dump(mode="json", exclude={"template", "spans"})
         request = {"ask": "generate", "rows": rows, "sampling": settings}
         return list(self._ask(request, "sample")["rows"])
-
-    def compute_logprobs(
-        self, sequences: Sequence[Sequence[int]], top: int
-    ) -> list[SequenceLogprobs]:
-        """See `SamplingEngine.compute_logprobs`. vLLM reads no sequence that it could not continue
-        by a token."""
-        self.make_room(max(map(len, sequences), default=0) + 1)
-        require_sequence_room(sequences, min(self.limits) - 1)
-        if not self.holds_weights:
-            self._load_published_weights()
-        rows = [list(sequence) for sequence in sequences]
-        request = {"ask": "logprobs", "rows": rows, "top": top}
-        answers = self._ask(request, "compute log-probabilities")["rows"] if rows else []
-        require_finite_logits(logprobs for logprobs, _ in answers)
-        return [
-            SequenceLogprobs(tuple(logprobs), tuple(tuple(map(tuple, at)) for at in likeliest))
-            for logprobs, likeliest in answers
-        ]
 
     def _ask(self, message: Mapping[str, Any], doing: str) -> dict[str, Any]:
         """Sends a request to the worker; if it was killed, restarts it and tries once more."""

@@ -88,7 +88,7 @@ class VllmWorker:
         self.context_length: int = self._llm.model_config.max_model_len
 
     def answer(self, message: Mapping[str, Any], channel: Channel) -> dict[str, Any]:
-        """Handles a request of the rank: `sleep`, `load`, or `generate` or `logprobs` of `rows`."""
+        """Handles a request of the rank: `sleep`, `load`, or `generate` of `rows`."""
         if message["ask"] == "sleep":
             if self._sleeps and not self._asleep:
                 self._llm.sleep(level=2)  # without a copy of the weights: the next request has them
@@ -104,8 +104,6 @@ class VllmWorker:
             if not self._llm.reset_prefix_cache():
                 raise RuntimeError("vLLM did not empty its prefix cache")
             return {}
-        if message["ask"] == "logprobs":
-            return {"rows": self._compute_logprobs(message["rows"], message["top"])}
         return {"rows": self._generate(message["rows"], message["sampling"])}
 
     def _generate(
@@ -145,25 +143,6 @@ class VllmWorker:
             if token in self._ends or (stop and stop.completes(completion.token_ids)):
                 completion.finish_reason = "stop"
                 break
-
-    def _compute_logprobs(
-        self, rows: Sequence[list[int]], top: int
-    ) -> list[tuple[list[float], list[list[tuple[int, float]]]]]:
-        """Computes, for every token of each row but the first, its log-probability and those of
-        the likeliest tokens. vLLM does so for prompts, which it then continues by a token."""
-        from vllm import SamplingParams
-
-        parameters = SamplingParams(max_tokens=1, prompt_logprobs=top, detokenize=False)
-        prompts = [{"prompt_token_ids": row} for row in rows]
-        found = []
-        for row, output in zip(
-            rows, self._llm.generate(prompts, parameters, use_tqdm=False), strict=True
-        ):
-            places = output.prompt_logprobs[1:]
-            chosen = [at[token].logprob for token, at in zip(row[1:], places, strict=True)]
-            ranked = [sorted((v.rank, n, v.logprob) for n, v in at.items()) for at in places]
-            found.append((chosen, [[(n, p) for rank, n, p in at if rank <= top] for at in ranked]))
-        return found
 
     def _build_parameters(self, sampling: Mapping[str, Any], seed: int, limit: int) -> Any:
         from vllm import SamplingParams
