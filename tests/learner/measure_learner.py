@@ -54,9 +54,6 @@ LOSS = LossSpec(
     clip=(0.2, 0.28), dual_clip=1.5, entropy=EntropyBonus(coefficient=0.01, span="confidence")
 )
 CHOICES = {
-    "gspo": LossSpec(ratio="sequence", clip=(0.05, 0.06), aggregate="sequence_mean"),
-    "cispo": LossSpec(surrogate="cispo", aggregate="sequence_sum"),
-    "none": LossSpec(surrogate="none", aggregate="constant", per_turn=True),
     "penalty": LOSS.model_copy(update={"kl": KlPenalty(coefficient=0.1, kl_penalty="k3")}),
     "all": LossSpec(ratio="sequence", surrogate="cispo", kl=KlPenalty(coefficient=0.1)),
     "values": LossSpec(expected=ExpectedScore(coefficient=3.0), per_turn=True),
@@ -223,10 +220,8 @@ def plain_row(new, old, reference, advantages, loss):
         bad = advantages < 0
         losses = torch.where(bad, torch.min(losses, -loss.dual_clip * advantages), losses)
         held = torch.where(bad, (ratio < 1 - low) | (ratio > loss.dual_clip), ratio > 1 + high)
-    elif loss.surrogate == "cispo":
-        losses = -bounded.detach() * advantages * new
     else:
-        losses, held = -ratio * advantages, torch.zeros_like(held)
+        losses = -bounded.detach() * advantages * new
     held = held & (advantages != 0)
     if loss.kl is None:
         return losses, held, torch.zeros_like(losses)

@@ -222,11 +222,6 @@ def test_a_limit_of_its_own_ends_a_completion(policy, requests, two_turns):
     assert_agrees(seconds, anew)
 
 
-def test_batch_mates_do_not_matter(policy, requests, two_turns):
-    for request, group in zip(requests, two_turns[0], strict=True):
-        assert_agrees(sample(policy, [request]), [group])
-
-
 @each_row("max_rows", [1, 3, 7])
 def test_the_size_of_batches_does_not_matter(policy, requests, two_turns, max_rows):
     first, below, second = two_turns
@@ -292,16 +287,6 @@ def test_new_contexts_may_stand_beside_continued_ones(policy, requests, two_turn
         session.generate(requests, ANSWER)
         mixed = [below[3], CompletionRequest(below[4].context, None, below[4].seeds), below[5]]
         assert_agrees(session.generate(mixed, CONFIDENCE), second[3:6])
-
-
-def test_a_third_turn_forks_from_the_second(policy, two_turns):
-    _, below, second = two_turns
-    with sampler(policy).session() as session:
-        session.generate([CompletionRequest(r.context, None, r.seeds) for r in below], CONFIDENCE)
-        third = second_turns(policy, below, second)
-        forked = session.generate(third, CONFIDENCE)
-    anew = [CompletionRequest(request.context, None, request.seeds) for request in third]
-    assert_agrees(forked, sample(policy, anew, CONFIDENCE))
 
 
 # Ends --------------------------------------------------------------------------------------------
