@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -78,7 +77,6 @@ class Critic:
         self._clip = spec.value_clip
         self._limit = runner.micro_batch_tokens
         self._ranks = ranks
-        self._packed: WeakKeyDictionary[TrainBatch, RankMicroBatches] = WeakKeyDictionary()
         decoder = _share_decoder(policy)
         module = PackedValues(decoder, _compute_hidden_size(decoder), derive_seed(seed, "critic"))
         if runner.zero_stage < 3:  # which would copy each rank's part of the shared weights
@@ -127,9 +125,7 @@ class Critic:
             RlxError: the gradient is not finite.
             ValueError: the spec has a clip and the batch no values.
         """
-        share = self._packed.get(train)
-        if share is None:
-            share = self._packed[train] = self._share(train.batch, train.mask)
+        share = self._share(train.batch, train.mask)
         if not share:
             return None
         tokens = int(train.mask.sum())

@@ -8,10 +8,11 @@ A form turns a micro-batch into calls of the model. The number of calls must not
 micro-batch, since under ZeRO stage 3 every call gathers weights from all ranks.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -210,7 +211,7 @@ OutputReader = Callable[..., Tensor]
 `queries` and `keys`, as `rlx.model.build_attention_mask`."""
 
 
-class ForwardForm(Protocol):
+class ForwardForm(ABC):
     """A way to compute packed rows.
 
     Attributes:
@@ -220,20 +221,19 @@ class ForwardForm(Protocol):
     """
 
     name: ClassVar[str]
-    merges: ClassVar[bool]
-    attention: ClassVar[str | None]
+    merges: ClassVar[bool] = True
+    attention: ClassVar[str | None] = None
 
+    @abstractmethod
     def __call__(self, read: OutputReader, packed: PackedBatch) -> Tensor:
         """Returns the model's `[M, W]` outputs at the sources."""
-        ...
 
 
-class GroupedForm:
+class GroupedForm(ForwardForm):
     """Scaled-dot-product attention of blocks of tokens to their own paths."""
 
-    name: ClassVar[str] = "grouped attention"
-    merges: ClassVar[bool] = True
-    attention: ClassVar[str | None] = PACKED
+    name = "grouped attention"
+    attention = PACKED
 
     def __call__(self, read: OutputReader, packed: PackedBatch) -> Tensor:
         """See `ForwardForm`."""
@@ -256,12 +256,11 @@ def _expect_recompilations() -> None:
     compilation.recompile_limit = RECOMPILATIONS
 
 
-class FlexForm:
+class FlexForm(ForwardForm):
     """Block-sparse flex attention; torch has no CPU backward pass for it."""
 
-    name: ClassVar[str] = "flex attention"
-    merges: ClassVar[bool] = True
-    attention: ClassVar[str | None] = "flex_attention"
+    name = "flex attention"
+    attention = "flex_attention"
     _TILE: ClassVar[int] = 128
 
     def __call__(self, read: OutputReader, packed: PackedBatch) -> Tensor:
@@ -292,16 +291,14 @@ LEVELS = 3
 rows share, such as a prompt, and then the rest."""
 
 
-class CachedForm:
+class CachedForm(ForwardForm):
     """Reads a trie level by level, each of which continues the KV cache of the level above;
     gradients flow through the cache.
 
     Works with the model's own attention, and also computes prefixes shared in the last level once.
     """
 
-    name: ClassVar[str] = "a cache with gradient"
-    merges: ClassVar[bool] = True
-    attention: ClassVar[str | None] = None
+    name = "a cache with gradient"
 
     def __call__(self, read: OutputReader, packed: PackedBatch) -> Tensor:
         """See `ForwardForm`."""
@@ -331,12 +328,11 @@ class CachedForm:
         return torch.cat(outputs).index_select(0, torch.cat(order).argsort())
 
 
-class PlainForm:
+class PlainForm(ForwardForm):
     """Computes every row separately, without sharing: the reference for the other forms."""
 
-    name: ClassVar[str] = "plain rows"
-    merges: ClassVar[bool] = False
-    attention: ClassVar[str | None] = None
+    name = "plain rows"
+    merges = False
 
     def __call__(self, read: OutputReader, packed: PackedBatch) -> Tensor:
         """See `ForwardForm`."""

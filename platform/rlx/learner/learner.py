@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -18,7 +17,6 @@ from rlx.learner.engine import TrainingEngine, build_adamw, shard_frozen_module
 from rlx.learner.forward import PackedPolicy, choose_form, choose_logits
 from rlx.learner.pack import Branches, PackedBatch, RankMicroBatches
 from rlx.learner.terms import (
-    ConfidenceBranches,
     UpdateStats,
     UpdateSums,
     UpdateTargets,
@@ -52,21 +50,6 @@ def learning_rate(spec: OptimizerSpec, step: int, steps: int) -> float:
     return spec.learning_rate * (1 + (spec.final_fraction - 1) * fall)
 
 
-@dataclass(frozen=True, eq=False, slots=True)
-class _PackedUpdate:
-    """A batch in micro-batches, for every update that learns from it.
-
-    Attributes:
-        loss: for which it was packed.
-        share: the micro-batches of this rank.
-        confidences: the branches of stated confidences, if the loss sums over them.
-    """
-
-    loss: LossSpec
-    share: RankMicroBatches
-    confidences: ConfidenceBranches | None
-
-
 class Learner:
     """Owns the trained weights and their optimizer.
 
@@ -94,7 +77,6 @@ class Learner:
         self.model = policy.model
         self._dialogue = policy.dialogue
         self._peak_rate = optimizer.learning_rate
-        self._packed: WeakKeyDictionary[TrainBatch, _PackedUpdate] = WeakKeyDictionary()
         module = PackedPolicy(policy.model.eval())
         if runner.activation_checkpointing:
             module.recompute_layers()
@@ -132,17 +114,13 @@ class Learner:
             SpecError: the tokenizer cannot state the confidences of `loss.expected`.
             ValueError: the loss has a KL penalty but the batch has no reference log-probabilities.
         """
-        packed_update = self._packed.get(train)
-        if packed_update is None or packed_update.loss is not loss:
-            confidences = None
-            if train.expected is not None and loss.expected is not None:
-                values, span = train.expected.values, loss.expected.span
-                tokens = encode_confidences(values, span, self._dialogue)
-                confidences = build_confidence_branches(train, tokens)
-            branches = None if confidences is None else confidences.branches
-            share = self._share(train.batch, train.wanted, branches)
-            packed_update = self._packed[train] = _PackedUpdate(loss, share, confidences)
-        share, confidences = packed_update.share, packed_update.confidences
+        confidences = None
+        if train.expected is not None and loss.expected is not None:
+            values, span = train.expected.values, loss.expected.span
+            tokens = encode_confidences(values, span, self._dialogue)
+            confidences = build_confidence_branches(train, tokens)
+        branches = None if confidences is None else confidences.branches
+        share = self._share(train.batch, train.wanted, branches)
         if not share:
             return None
         sums = UpdateSums()
