@@ -397,9 +397,9 @@ def test_what_no_later_turn_extends_is_not_kept(policy, requests):
         first = session.generate(requests, ANSWER)
         below = second_turns(policy, requests, first)
         kept = [replace(request, is_last=True) for request in below]
-        assert len(session._kept._places) == sum(map(len, first))
+        assert len(session._kept) == sum(map(len, first))
         last = session.generate(kept, CONFIDENCE)
-        assert session._kept._places == []
+        assert session._kept == []
     with sampler(policy).session() as session:
         session.generate(requests, ANSWER)
         assert session.generate(below, CONFIDENCE) == last
@@ -409,7 +409,7 @@ def test_what_is_extended_no_more_is_dropped_while_others_go_on(policy, requests
     kept, run = [], _DecodingLoop.run
 
     def watch(self, logits):
-        kept.append([n for n, place in enumerate(session._kept._places) if place is not None])
+        kept.append([n for n, place in enumerate(session._kept) if place is not None])
         return run(self, logits)
 
     with sampler(policy, max_rows=1).session() as session:  # a batch per request

@@ -29,10 +29,11 @@ from rlx.sampler.draw import require_context_room, require_finite_logits
 from rlx.sampler.engine import SamplingEngine, require_vllm
 from rlx.sampler.vllm_channel import (
     SHARED_MEMORY,
-    Channel,
     WeightFile,
     collect_weights,
     drop_tied_weights,
+    receive_message,
+    send_message,
 )
 from rlx.spec import RunnerSpec, TurnSpec
 from rlx.spec import VllmSamplerSpec as VllmSpec
@@ -272,8 +273,8 @@ class WorkerProcess:
     """
 
     def __init__(self, environment: Mapping[str, str], folders: Sequence[Path]) -> None:
-        ours, theirs = Pipe()
-        self._channel, self._folders = Channel(ours), folders
+        self._end, theirs = Pipe()
+        self._folders = folders
         with theirs:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", WORKER, str(theirs.fileno()), *map(str, folders)],
@@ -294,10 +295,10 @@ class WorkerProcess:
         try:
             with suppress(BrokenPipeError, ConnectionResetError):
                 # A worker that fails may say why, and end, before it has read all of this.
-                self._channel.send(message)
+                send_message(self._end, message)
                 if weights is not None:
-                    weights.send(self._channel)
-            answer = self._channel.receive()
+                    weights.send(self._end)
+            answer = receive_message(self._end)
         except (EOFError, OSError) as error:
             self.close()
             raise WorkerGone(
@@ -314,7 +315,7 @@ class WorkerProcess:
 
     def close(self) -> None:
         """Waits for the process to exit, and kills it if it does not."""
-        self._channel.close()
+        self._end.close()
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(EXIT_SECONDS)
         self._process.kill()

@@ -23,7 +23,7 @@ from torch import nn
 from rlx.importing import speed_up_imports
 from rlx.model import PlainDialogue, pretrained_tokenizer
 from rlx.sampler.draw import StopStringDetector
-from rlx.sampler.vllm_channel import Channel, read_weights
+from rlx.sampler.vllm_channel import read_weights, receive_message, send_message
 
 BLOCK = 32
 """Block size of the prefix cache in tokens: the smallest that vLLM supports on the CPU."""
@@ -87,7 +87,7 @@ class VllmWorker:
         self._requests = 0  # how many completions have been asked for
         self.context_length: int = self._llm.model_config.max_model_len
 
-    def answer(self, message: Mapping[str, Any], channel: Channel) -> dict[str, Any]:
+    def answer(self, message: Mapping[str, Any], end: Connection) -> dict[str, Any]:
         """Handles a request of the rank: `sleep`, `load`, or `generate` of `rows`."""
         if message["ask"] == "sleep":
             if self._sleeps and not self._asleep:
@@ -98,13 +98,17 @@ class VllmWorker:
             self._llm.wake_up()
             self._asleep = False
         if message["ask"] == "load":  # if this fails, the model is in an undefined state
-            weights = {"weights_iterator": read_weights(channel)}
+            weights = {"weights_iterator": read_weights(end)}
             self._llm.collective_rpc("reload_weights", kwargs=weights)
-            self._llm.apply_model(repack_matrices)
-            if not self._llm.reset_prefix_cache():
-                raise RuntimeError("vLLM did not empty its prefix cache")
+            self._drop_former_weights()
             return {}
         return {"rows": self._generate(message["rows"], message["sampling"])}
+
+    def _drop_former_weights(self) -> None:
+        """Drops what vLLM caches of the previous weights, which reloading alone does not."""
+        self._llm.apply_model(repack_matrices)
+        if not self._llm.reset_prefix_cache():
+            raise RuntimeError("vLLM did not empty its prefix cache")
 
     def _generate(
         self, rows: Sequence[tuple[list[int], int, int]], sampling: Mapping[str, Any]
@@ -195,18 +199,18 @@ def main(descriptor: int, *folders: str) -> int:
         signal.signal(number, signal.SIG_IGN)
     leaving = Thread(target=_exit_with_rank, args=(descriptor, folders), daemon=True)
     leaving.start()
-    channel = Channel(Connection(descriptor))
+    end = Connection(descriptor)
     try:
-        worker = VllmWorker(channel.receive())
-        channel.send({"longest": worker.context_length})
+        worker = VllmWorker(receive_message(end))
+        send_message(end, {"longest": worker.context_length})
         with torch.inference_mode():
             while True:
-                channel.send(worker.answer(channel.receive(), channel))
+                send_message(end, worker.answer(receive_message(end), end))
     except EOFError:
         leaving.join()
     except Exception as error:  # noqa: BLE001  (reported by the rank)
         traceback.print_exc()
-        channel.send({"error": f"{type(error).__name__}: {error}"})
+        send_message(end, {"error": f"{type(error).__name__}: {error}"})
     return 1
 
 
