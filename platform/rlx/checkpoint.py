@@ -147,9 +147,9 @@ def write_checkpoint(
     if ranks.is_first:
         clear_staging_folder(folder)
     ranks.barrier()
-    learner.save(aside / POLICY)
+    learner.engine.save(aside / POLICY)
     if critic is not None:
-        critic.save(aside / CRITIC)
+        critic.engine.save(aside / CRITIC)
     sync_folder(aside)
     written = {name for share in ranks.gather(list_files(aside)) for name in share}
     if not ranks.is_first:
@@ -300,9 +300,9 @@ def load_checkpoint(
     """
     if critic is not None and not (folder / CRITIC).is_dir():
         raise CheckpointError(f"{folder.name} has no critic")
-    learner.load(folder / POLICY, universal=universal)
+    learner.engine.load(folder / POLICY, universal=universal)
     if critic is not None:
-        critic.load(folder / CRITIC, universal=universal)
+        critic.engine.load(folder / CRITIC, universal=universal)
 
 
 def write_weights(

@@ -357,7 +357,7 @@ def gradient_of_step(before, after):
 
 
 def critic_weights(critic):
-    engine = critic._engine
+    engine = critic.engine
     return copied(
         {name: engine.gather_parameter(p) for name, p in engine._module.named_parameters()}
     )

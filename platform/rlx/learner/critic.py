@@ -1,7 +1,6 @@
 """The critic: a copy of the policy's model with a value head, trained by its own engine."""
 
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -57,6 +56,9 @@ class Critic:
         ranks: from `join_ranks`.
         seed: seed of the run.
 
+    Attributes:
+        engine: holds the weights and their optimizer.
+
     Raises:
         SpecError: this kind of model has no decoder for a value head.
         ValueError: the policy has adapters.
@@ -84,7 +86,7 @@ class Critic:
         if runner.activation_checkpointing:
             module.recompute_layers()
         self._merges = choose_form(module, ranks).form.merges
-        self._engine = TrainingEngine(module, spec, runner, ranks, section="critic")
+        self.engine = TrainingEngine(module, spec, runner, ranks, section="critic")
 
     def values(self, batch: TokenBatch, want: Tensor) -> Tensor:
         """Computes the current values.
@@ -97,18 +99,10 @@ class Critic:
             `[B, T]` float32 on every rank: at t, the value of the state before token t; 0 where
             not wanted.
         """
-        return self._share(batch, want).gather_token_values(self._engine)
+        return self._share(batch, want).gather_token_values(self.engine)
 
     def _share(self, batch: TokenBatch, want: Tensor) -> RankMicroBatches:
         return RankMicroBatches(batch, want, self._limit, self._ranks, merge=self._merges)
-
-    def save(self, folder: Path) -> None:
-        """See `TrainingEngine.save`."""
-        self._engine.save(folder)
-
-    def load(self, folder: Path, *, universal: bool = False) -> None:
-        """See `TrainingEngine.load`."""
-        self._engine.load(folder, universal=universal)
 
     def update(self, train: TrainBatch, rate: float) -> CriticStats | None:
         """Takes one optimizer step towards the returns.
@@ -132,7 +126,7 @@ class Critic:
         sums = torch.zeros(5, dtype=torch.float64, device=self._ranks.device)
 
         def compute_value_loss(packed: PackedBatch) -> Tensor:
-            values, returns = self._engine(packed), packed.gather_targets(train.returns)
+            values, returns = self.engine(packed), packed.gather_targets(train.returns)
             old = train.streams.get("values")
             near = None if old is None else packed.gather_targets(old)
             losses = value_loss(values, near, returns, clip=self._clip)
@@ -143,7 +137,7 @@ class Critic:
                 sums.add_(torch.stack([x.double().sum() for x in noted]))
             return losses.sum() / tokens
 
-        norm = self._engine.step(share, compute_value_loss, rate)
+        norm = self.engine.step(share, compute_value_loss, rate)
         loss, held, value, error, square = (
             torch.stack(self._ranks.gather(sums.cpu())).sum(dim=0) / tokens
         ).tolist()

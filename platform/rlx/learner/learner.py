@@ -63,6 +63,7 @@ class Learner:
     Attributes:
         chosen: how packed rows are computed, and why.
         model: the trained model.
+        engine: holds the weights and their optimizer.
     """
 
     def __init__(
@@ -82,20 +83,12 @@ class Learner:
             module.recompute_layers()
         chosen = choose_form(module, ranks)
         self.chosen = replace(chosen, logits=choose_logits(module, runner, ranks))
-        self._engine = TrainingEngine(module, optimizer, runner, ranks, section="optimizer")
+        self.engine = TrainingEngine(module, optimizer, runner, ranks, section="optimizer")
 
     def begin_phase(self, optimizer: OptimizerSpec, *, fresh: bool) -> None:
         """Applies a phase's optimizer settings; `fresh` resets Adam's moments."""
         self._peak_rate = optimizer.learning_rate
-        self._engine.begin_phase(optimizer, fresh=fresh)
-
-    def save(self, folder: Path) -> None:
-        """See `TrainingEngine.save`."""
-        self._engine.save(folder)
-
-    def load(self, folder: Path, *, universal: bool = False) -> None:
-        """See `TrainingEngine.load`."""
-        self._engine.load(folder, universal=universal)
+        self.engine.begin_phase(optimizer, fresh=fresh)
 
     def update(self, train: TrainBatch, loss: LossSpec, rate: float) -> UpdateStats | None:
         """Takes one optimizer step.
@@ -132,7 +125,7 @@ class Learner:
             starts = None
             if confidences is not None:
                 starts = packed.branches.gather_starts(temperatures)
-            logprobs, entropy, *branches = self._engine(
+            logprobs, entropy, *branches = self.engine(
                 packed,
                 packed.gather_targets(temperatures),
                 starts,
@@ -144,7 +137,7 @@ class Learner:
                 term = term + expected_score_term(branches[0], packed, confidences, sums)
             return term
 
-        norm = self._engine.step(share, compute_policy_loss, rate)
+        norm = self.engine.step(share, compute_policy_loss, rate)
         sums.read_kept()
         return UpdateSums.sum_over_ranks(self._ranks.gather(sums)).stats(
             grad_norm=norm,
@@ -169,7 +162,7 @@ class Learner:
         Returns:
             `[B, T]` nats at the sampler's temperatures, on every rank; 0 where not wanted.
         """
-        ask = _build_logprob_function(self._engine, batch)
+        ask = _build_logprob_function(self.engine, batch)
         return self._share(batch, want).gather_token_values(ask)
 
     def collision_probs(self, batch: TokenBatch, want: Tensor) -> Tensor:
@@ -177,7 +170,7 @@ class Learner:
 
         def compute_collision_probs(packed: PackedBatch) -> Tensor:
             temperatures = packed.gather_targets(batch.temperatures)
-            return torch.as_tensor(self._engine(packed, temperatures, with_collisions=True)[2])
+            return torch.as_tensor(self.engine(packed, temperatures, with_collisions=True)[2])
 
         return self._share(batch, want).gather_token_values(compute_collision_probs)
 
@@ -191,12 +184,12 @@ class Learner:
 
         Under ZeRO stage 3 each is gathered when it is due, so that the device holds one at a time.
         """
-        return iterate_merged_weights(self.model, self._engine.gather_parameter)
+        return iterate_merged_weights(self.model, self.engine.gather_parameter)
 
     def adapter(self) -> Mapping[str, Tensor]:
         """Returns A and B of every adapted layer under peft's checkpoint names, on every rank; none
         without adapters."""
-        return adapter_weights(self.model, self._engine.gather_parameter)
+        return adapter_weights(self.model, self.engine.gather_parameter)
 
     def export(self, policy: Policy, folder: Path) -> None:
         """Writes the weights in the Hugging Face layout, atomically, from rank 0.
