@@ -95,17 +95,6 @@ class TokenBatch:
     tree_ids: Tensor
     state_ids: Tensor
 
-    def __post_init__(self) -> None:
-        shape = tuple(self.token_ids.shape)
-        wide = [self.is_token, self.is_own, self.is_end, self.turn_ids, self.behaviour_logprobs]
-        wide += [self.is_environment, self.is_hull, self.temperatures]
-        for tensor in (*wide, *self.spans.values(), *self.contents.values()):
-            if tuple(tensor.shape) != shape:
-                raise ShapeError(f"a field is {tuple(tensor.shape)}, token_ids is {shape}")
-        for tensor in (self.group_ids, self.levels, self.tree_ids):
-            if tuple(tensor.shape) != shape[:1]:
-                raise ShapeError(f"an id field is {tuple(tensor.shape)}, there are {shape[0]} rows")
-
     @property
     def is_confidence(self) -> Tensor:
         """`[B]` bool rows that judge an answer: those of kind `confidence`, and all below the rows

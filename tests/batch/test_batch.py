@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from rows import each_row
 from token_trees import prompt, seen, turn
 
-from rlx.batch import NO_TURN, TokenBatch, build_token_batch, list_batch_rows
+from rlx.batch import NO_TURN, build_token_batch, list_batch_rows
 from rlx.errors import ShapeError
 from rlx.plugin import Problem
 from rlx.rollout import NO_PARENT, RolloutTree
@@ -197,14 +197,6 @@ def test_no_rows_are_no_batch(without):
     trees = [tree(prompt(NO_PARENT, 1), turn(0, 2))] if without else []
     with pytest.raises(ShapeError, match="zero rollouts"):
         build_token_batch(trees, without=without)
-
-
-def test_a_batch_whose_fields_disagree_is_refused():
-    fields = vars(build_token_batch([two_turn()]))
-    with pytest.raises(ShapeError, match=r"a field is \(5, 7\), token_ids is \(5, 8\)"):
-        TokenBatch(**{**fields, "is_own": fields["is_own"][:, 1:]})
-    with pytest.raises(ShapeError, match=r"an id field is \(4,\), there are 5 rows"):
-        TokenBatch(**{**fields, "levels": fields["levels"][1:]})
 
 
 # Properties ---------------------------------------------------------------------------------------
