@@ -4,9 +4,8 @@ Nothing here imports transformers for a tiny model.
 """
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache, partial
 from itertools import chain
 from typing import cast
 
@@ -82,13 +81,8 @@ def list_text_sources(spec: ExperimentSpec, plugins: ExperimentPlugins) -> list[
 # Choosing a tokenizer ----------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class _ExperimentTexts:
-    """The texts of an experiment, which are read only if no equal experiment's have been."""
-
-    experiment: str
-    sample: int
-    list_sources: Callable[[], Sequence[TextSource]] = field(compare=False)
+_CHOSEN: dict[tuple[str, int, bool], Vocabulary] = {}
+"""Earlier choices: a submission asks three times, each member of a group again."""
 
 
 def choose_vocabulary(
@@ -110,26 +104,21 @@ def choose_vocabulary(
     model = cast(TinyModelSpec, spec.model)
     if model.tokenizer not in (None, "train"):
         return load_vocabulary(model)
-    experiment = f"{plugins.compute_digest(spec)} {plugins.list_records()}"
-    sources = partial(list_text_sources, spec, plugins)
-    return _choose_by_texts(_ExperimentTexts(experiment, sample, sources), model.tokenizer is None)
-
-
-@lru_cache(maxsize=8)  # a submission asks three times, each member of a group again
-def _choose_by_texts(experiment: _ExperimentTexts, may_be_closed: bool) -> Vocabulary:
-    # A warm start's demonstrations are those of the first.
-    first, *others = experiment.list_sources()
-    found = chain(
-        _list_prompts(first, experiment.sample),
-        _list_demonstrations(first, experiment.sample),
-        *(_list_prompts(source, experiment.sample) for source in others),
-    )
-    texts = list(dict.fromkeys(found))
-    for name in CLOSED_VOCABULARIES if may_be_closed else ():
-        closed = Vocabulary.load_shipped(name)
-        if all(closed.unk_token_id not in closed.encode(text) for text in texts):
-            return closed
-    return Vocabulary.train(texts)
+    may_be_closed = model.tokenizer is None
+    key = f"{plugins.compute_digest(spec)} {plugins.list_records()}", sample, may_be_closed
+    if key not in _CHOSEN:
+        # A warm start's demonstrations are those of the first.
+        first, *others = list_text_sources(spec, plugins)
+        found = chain(
+            _list_prompts(first, sample),
+            _list_demonstrations(first, sample),
+            *(_list_prompts(source, sample) for source in others),
+        )
+        texts = list(dict.fromkeys(found))
+        shipped = map(Vocabulary.load_shipped, CLOSED_VOCABULARIES if may_be_closed else ())
+        fitting = (v for v in shipped if all(v.unk_token_id not in v.encode(t) for t in texts))
+        _CHOSEN[key] = next(fitting, None) or Vocabulary.train(texts)
+    return _CHOSEN[key]
 
 
 def _list_prompts(source: TextSource, sample: int) -> Iterator[str]:
