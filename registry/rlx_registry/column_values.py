@@ -32,6 +32,9 @@ class FolderPath(TypeDecorator[str]):
 
     The database and the folders below its base can so be moved and copied together. A folder that
     lies elsewhere, and one of a database without a base, is stored as an absolute path.
+
+    Earlier versions stored every path as absolute. Of such a path, the last two parts are looked
+    for below the base: a home that was moved or copied owns the folders in it.
     """
 
     impl = AnyText
@@ -45,7 +48,13 @@ class FolderPath(TypeDecorator[str]):
 
     def process_result_value(self, value: str | None, dialect: Dialect) -> str | None:
         base = _get_base_folder(dialect)
-        return value if value is None or base is None else str(base / value)
+        if value is None or base is None:
+            return value
+        recorded = base / value  # an absolute path replaces the base
+        if recorded.is_relative_to(base):
+            return str(recorded)
+        own = base.joinpath(*recorded.parts[-2:])
+        return str(own if own.is_dir() else recorded)
 
 
 def set_base_folder(engine: Engine, base: Path) -> None:

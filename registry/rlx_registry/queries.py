@@ -221,9 +221,8 @@ class Queries:
             last = connection.scalar(select(models.run.c.step).where(models.run.c.id == key)) or 0
             for name in names:
                 own = and_(c.run_id == key, c.key_id == _select_metric_key(name))
-                query = select(c.step, c.value).where(own).order_by(c.step)
-                if last > EXACT:
-                    query = _select_extremes(own, -(-last // points))
+                whole = select(c.step, c.value).where(own).order_by(c.step)
+                query = whole if last <= EXACT else _select_extremes(own, -(-last // points))
                 if curve := [(step, value) for step, value in connection.execute(query)]:
                     curves[name] = curve
         return curves

@@ -202,6 +202,7 @@ def test_a_new_registry_beside_folders_of_runs_says_what_was_lost(path, caplog):
 def test_importing_and_reading_stay_light(path):
     Registry.open(url(path)).close()
     script = f"""
+import sys
 import rlx_registry
 rlx_registry.Registry.open({url(path)!r}, create=False).close()
 heavy = "torch transformers mlflow deepspeed rlx alembic pyarrow numpy pydantic".split()

@@ -235,7 +235,9 @@ def rollout_index(
             for number, e in entries
             if e.reason
         ]
-        learns = mask is not None and advantages is not None and mask[row].any()
+        advantage = 0.0
+        if mask is not None and advantages is not None and mask[row].any():
+            advantage = float(advantages[row][mask[row]].mean())
         index.append(
             RolloutIndex(
                 row=row,
@@ -247,7 +249,7 @@ def rollout_index(
                 reward=rewards.total_score(tree, own),
                 rewards={name: fmean(raws) if raws else None for name, raws in values.items()},
                 scores=rows.get_row_scores(row),
-                advantage=float(advantages[row][mask[row]].mean()) if learns else 0.0,
+                advantage=advantage,
                 n_tokens=stop - start,
                 finish_reason=turn.finish_reason,
                 preview=turn.text[:160],
