@@ -67,18 +67,13 @@ def test_a_rollout_is_a_row_of_turns_and_observations(plan):
         assert all(t.turn is None and not t.learns for t in between)
         assert all(t.advantage == t.weight == 0 and not t.placed for t in between)
         assert len({t.turn for t in row.tokens}) == len(row.turns) + bool(between)
-    kinds = {kind.kind: kind for kind in phase.kinds}
-    assert {"kg_query", "answer", "invalid", "environment"} == set(kinds)
-    assert kinds["environment"].tokens > 0 == kinds["environment"].learning
-    assert sum(kind.share_of_tokens for kind in phase.kinds) == pytest.approx(1)
-    assert kinds["kg_query"].turns > len(phase.rows)
+    kinds = {turn.kind for row in phase.rows for turn in row.turns}
+    assert kinds == {"kg_query", "answer", "invalid"}
 
 
 def test_observations_learn_where_nothing_masks_them(plan):
     (phase,) = plan("kg", "mask.state_masking=false", *BEHIND).phases
     assert all(t.learns and t.weight for row in phase.rows for t in own(row, "environment"))
-    (shown,) = (kind for kind in phase.kinds if kind.kind == "environment")
-    assert shown.learning == shown.tokens > 0 and shown.share_of_gradient > 0
 
 
 def test_groups_and_rows_to_look_at_are_whole_rollouts(plan):
@@ -116,8 +111,6 @@ def test_a_group_holds_what_training_meets(games):
             assert [row.turns[0].kind for row in rows].count("silent") == 2
             assert rows[3].turns[0].finish_reason == "length"
             assert len(rows[2].turns) == 3 and {t.kind for t in rows[2].turns} == {"silent"}
-        ended = f"{PROMPTS} of {len(phase.rows)} rollouts that the environment had not ended"
-        assert ended in phase.losses
 
 
 def test_a_task_without_lessons_has_no_script(games):
@@ -209,7 +202,7 @@ def test_an_environment_that_fails_and_may(games):
     (fault,) = report.findings
     assert fault.severity == "warning" and fault.notes[1].startswith("a run would continue")
     (phase,) = report.phases
-    assert "rows dropped" in phase.losses[0] and {len(row.turns) for row in phase.rows} == {2}
+    assert len(phase.rows) < 6 * PROMPTS and {len(row.turns) for row in phase.rows} == {2}
 
 
 def test_an_environment_that_cannot_begin(games):

@@ -346,8 +346,6 @@ BUCKET = 500_000_000
 COPY = "the sampler's copy"
 CACHE = "the sampler's cache"
 ON_THEIR_WAY = "weights on their way to the sampler"
-
-
 ESTIMATED = frozenset(
     ("activations", "logits", "one layer, or logits", "logits of a decoding step")
 )
@@ -359,13 +357,12 @@ class MemoryEstimate:
     """Bytes on one rank's device.
 
     Attributes:
-        parameters: parameters of the model; `learned` of them receive gradients.
+        parameters: number of parameters of the model.
         parts: bytes by what they hold.
         stages: for each stage of a step, the names of the parts that it has in memory.
     """
 
     parameters: int
-    learned: int
     parts: Mapping[str, int]
     stages: Mapping[str, tuple[str, ...]]
 
@@ -423,7 +420,6 @@ def estimate_step_memory(
     kept = (*held, *(() if spec.sampler.holds_weights_apart else (COPY,)))
     return MemoryEstimate(
         parameters=shape.parameters,
-        learned=learned,
         parts=held | sampling | update | finish,
         stages={
             "sampling": (*held, *sampling),

@@ -1,7 +1,6 @@
 """The plan report of an experiment, as plain values."""
 
 import json
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +9,6 @@ from typing import Any
 
 from pydantic_core import to_json
 
-from rlx.batch import list_batch_rows
 from rlx.discovery import ExperimentPlugins, resolve_plugins
 from rlx.model import ModelDialogue
 from rlx.plan.memory import (
@@ -24,7 +22,7 @@ from rlx.plan.memory import (
     token_budget,
 )
 from rlx.plan.rehearsal_checks import rehearse_experiment
-from rlx.plan.row_accounts import RowAccount, TokenLine, build_row_accounts, describe_row_kind
+from rlx.plan.row_accounts import RowAccount, build_row_accounts, describe_row_kind
 from rlx.plan.synthetic_step import PlanTrial
 from rlx.spec import EnvironmentRolloutSpec
 from rlx.spec.reading import Diagnostic, LoadedSpec
@@ -58,26 +56,6 @@ class GroupStatistics:
     has_signal: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KindStatistics:
-    """A kind of turn over all rows, or the text that an environment wrote between turns.
-
-    Attributes:
-        kind: kind of turn, or "environment".
-        turns: number of such turns; 0 for an environment's text.
-        tokens: tokens in them; `learning` of them are in the loss mask.
-        share_of_tokens: share of all learning tokens.
-        share_of_gradient: share of Σ weight · |advantage|, which bounds the first update.
-    """
-
-    kind: str
-    turns: int
-    tokens: int
-    learning: int
-    share_of_tokens: float
-    share_of_gradient: float
-
-
 @dataclass(frozen=True, kw_only=True)
 class PhaseReport:
     """One phase, or several phases with the same settings.
@@ -94,7 +72,6 @@ class PhaseReport:
         rows: the account of every synthetic row.
         shown: numbers of the rows to look at first: a correct answer, a failed one, and
             confidences of both.
-        losses: what was lost on the way from responses to tokens, in words.
         memory: None if the model's dimensions are unknown on this machine.
         has_teacher: whether every token that learns is drawn to another model.
         gpus: for GPUs by their size, such as "80 GB", the share that the memory takes of what torch
@@ -112,8 +89,6 @@ class PhaseReport:
     rows: tuple[RowAccount, ...]
     shown: tuple[int, ...]
     groups: tuple[GroupStatistics, ...]
-    kinds: tuple[KindStatistics, ...]
-    losses: tuple[str, ...]
     tokens: TokenBudget
     memory: MemoryEstimate | None
     has_teacher: bool
@@ -215,8 +190,6 @@ def _build_phase_report(trial: PlanTrial, dialogue: ModelDialogue) -> PhaseRepor
         rows=rows,
         shown=select_example_rows(rows, spec.evaluation.correct),
         groups=_list_groups(rows, resolve_plugins(spec).estimator.get_ddof),
-        kinds=_list_kinds(rows),
-        losses=tuple(_list_losses(trial)),
         tokens=tokens,
         memory=memory,
         has_teacher=spec.learns_from_teacher,
@@ -299,57 +272,6 @@ def _list_groups(
         )
         groups.append(group)
     return tuple(groups)
-
-
-def _list_kinds(rows: Sequence[RowAccount]) -> tuple[KindStatistics, ...]:
-    """Returns the kinds of turns in order of appearance."""
-    lines: dict[str, list[TokenLine]] = {}
-    turns: Counter[str] = Counter()
-    for row in rows:
-        kinds = {turn.number: turn.kind for turn in row.turns}
-        turns.update(kinds.values())
-        for line in row.tokens:
-            kind = line.author if line.turn is None else kinds[line.turn]
-            lines.setdefault(kind, []).append(line)
-    learning = {kind: sum(line.learns for line in own) for kind, own in lines.items()}
-    gradient = {k: sum(abs(line.weight * line.advantage) for line in o) for k, o in lines.items()}
-    tokens, weight = sum(learning.values()) or 1, sum(gradient.values()) or 1.0
-    return tuple(
-        KindStatistics(
-            kind=kind,
-            turns=turns[kind],
-            tokens=len(own),
-            learning=learning[kind],
-            share_of_tokens=learning[kind] / tokens,
-            share_of_gradient=gradient[kind] / weight,
-        )
-        for kind, own in lines.items()
-    )
-
-
-def _list_losses(trial: PlanTrial) -> Iterator[str]:
-    """Yields what was lost on the way from responses to tokens, if credit was assigned."""
-    train, rewards = trial.train, trial.rewards
-    if train is None or rewards is None:
-        return
-    declared = [level.turn.spans for level in trial.setup.plan.levels]
-    without = 0
-    for row in train.batch.rows:
-        segments = [trial.trees[row.tree].segments[turn] for turn in row.turns]
-        without += bool(declared[row.level]) and not any(s.spans for s in segments)
-    made = len(list_batch_rows(trial.trees))
-    for count, what in (
-        (made - len(train.batch.rows), "rows dropped because they could not be scored"),
-        (int(train.placed.missing.sum()), "rewarded turns without a token that learns"),
-        (without, "rows without any of their spans"),
-        (int((~train.mask.any(dim=1)).sum()), "rows in which nothing learns"),
-        (len(trial.unfinished_turns), "rollouts that the environment had not ended"),
-    ):
-        if count:
-            yield f"{count} of {made} {what}"
-    if lost := float(train.placed.lost.abs().sum()):
-        given = rewards.turn_rewards.abs().sum() + rewards.global_rewards.abs().sum()
-        yield f"{lost:g} of {float(given):g} reward placed on no token"
 
 
 def _describe_schedule(trial: PlanTrial) -> str:

@@ -122,8 +122,6 @@ def _show_phase(phase: PhaseReport, row_numbers: Sequence[int], console: Console
         if (more := len(phase.rows) - len(row_numbers)) > 0:
             console.print(Text(f"{more} more rows: --row N, or --rows all", "dim"))
         _show_groups(phase, row_numbers, console)
-        _show_turn_kinds(phase, console)
-        console.print(Text("; ".join(phase.losses) or "nothing was lost", "dim"))
     _show_budgets(phase, console)
 
 
@@ -280,19 +278,6 @@ def _show_groups(phase: PhaseReport, row_numbers: Sequence[int], console: Consol
     console.print(table)
     silent = sum(not group.has_signal for group in phase.groups)
     console.print(Text(f"{len(phase.groups)} groups in all, {silent} without signal", "dim"))
-
-
-def _show_turn_kinds(phase: PhaseReport, console: Console) -> None:
-    heads = ("kind", "turns", "tokens", "learn", "of tokens", "of gradient weight")
-    table = _build_summary_table("what learns", *heads)
-    for kind in phase.kinds:
-        shares = (kind.share_of_tokens, kind.share_of_gradient)
-        table.add_row(
-            escape_unprintable(kind.kind),
-            *map(str, (kind.turns, kind.tokens, kind.learning)),
-            *(f"{share:.0%} {('█' * round(10 * share)).ljust(10, '░')}" for share in shares),
-        )
-    console.print(table)
 
 
 def _show_budgets(phase: PhaseReport, console: Console) -> None:
