@@ -50,17 +50,6 @@ def test_placement_is_nothing_to_who_reads_scores(warned):
         assert "credit.placement" not in warned(*lines)[0]
 
 
-def test_seed000_says_that_kl_moves_the_reward(warned):
-    lines = ("critic: {}", "estimator: {name: gae}")
-    on, _ = warned("credit: {profile: seed000, use_kl_in_reward: true}", *lines)
-    off, _ = warned("credit: {profile: seed000}", *lines)
-    assert "turn_proportional because KL in the reward is on" in on["credit.profile"]
-    assert "the sum of its turn rewards" in on["credit.profile"]
-    assert "the mean of its turn rewards" in off["credit.profile"]
-    settled = "credit: {profile: seed000, placement: turn_end}"
-    assert "credit.profile" not in warned(settled, *lines)[0]
-
-
 @each_row(
     ("lines", "key", "text"),
     [
