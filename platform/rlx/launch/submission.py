@@ -91,7 +91,7 @@ def submit_run(
         "seed": spec.seed,
         "name": spec.name,
         "spec": spec.dump_resolved(),
-        "yaml": read.yaml,
+        "yaml": read.document.whole_text,
         "plugins": list_plugin_records(spec, plugins),
         "code": collect_code_version(),
         "environment": collect_environment_versions(),
@@ -107,7 +107,7 @@ def submit_run(
         if (vocabulary := choose_run_vocabulary(spec, plugins)) is not None:
             vocabulary.save(staged.tokenizer)
         hold_reserve(staged.reserve)
-        staged.yaml.write_text(read.yaml)
+        staged.yaml.write_text(read.document.whole_text)
         copy_origin(registry, spec, staged)
         put_spec(staged, spec)
         if anyway:
