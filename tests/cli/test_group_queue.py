@@ -9,7 +9,8 @@ from shown import silence
 from rlx.cli import main
 from rlx.cli.output import print_text
 from rlx.launch import queue
-from rlx.launch.start_stop import attempts_used, continue_run
+from rlx.launch.run_access import attempts_used
+from rlx.launch.start_stop import continue_run
 from rlx_registry import RESUMED, Registry
 
 QUICK = Path(__file__).parents[2] / "experiments" / "quick.yaml"

@@ -23,6 +23,7 @@ from .launcher import (
     reconcile_job,
 )
 from .processes import (
+    child_environment,
     delay_interrupts,
     has_lost_supervisor,
     is_abandoned,
@@ -44,6 +45,7 @@ from .run_access import (
     KILLED,
     RUN_LIKE,
     Removal,
+    attempts_used,
     choose_run_exit_code,
     create_missing_registry,
     end_orphaned_run,
@@ -60,7 +62,6 @@ from .run_access import (
 )
 from .slurm import SlurmLauncher
 from .start_stop import (
-    attempts_used,
     continue_run,
     find_finished_runs,
     start_experiment,
@@ -70,7 +71,6 @@ from .start_stop import (
 )
 from .submission import (
     Package,
-    child_environment,
     collect_code_version,
     collect_environment_versions,
     describe_new_run,

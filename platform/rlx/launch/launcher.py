@@ -13,18 +13,15 @@ import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from rlx.discovery import import_implementation
 from rlx.errors import EnvironmentFault, PluginError
 from rlx.home import REGISTRY, RunFolder
 from rlx.launch.failures import hold_reserve
-from rlx.launch.processes import find_free_port
+from rlx.launch.processes import child_environment, find_free_port
 from rlx.launch.run_access import load_resolved_spec
-from rlx.launch.submission import child_environment
-from rlx.plugin import SamplerPlugin
 from rlx.spec import ExperimentSpec, RunnerSpec
-from rlx.spec.reading import Diagnostic
 from rlx_registry import (
     DatabaseUnwritableError,
     Registry,
@@ -32,6 +29,10 @@ from rlx_registry import (
     Status,
     forget_supervisor,
 )
+
+if TYPE_CHECKING:
+    from rlx.plugin import SamplerPlugin
+    from rlx.spec.reading import Diagnostic
 
 
 class Launcher(ABC):
@@ -46,10 +47,10 @@ class Launcher(ABC):
 
     reads_input: ClassVar[bool] = False
 
-    def __init__(self, runner: RunnerSpec, sampler: SamplerPlugin | None = None) -> None:
+    def __init__(self, runner: RunnerSpec, sampler: "SamplerPlugin | None" = None) -> None:
         self.runner, self.sampler = runner, sampler
 
-    def check(self) -> Iterator[Diagnostic]:
+    def check(self) -> Iterator["Diagnostic"]:
         """Yields what is wrong on this machine, before a run is recorded."""
         yield from ()
 
@@ -139,7 +140,7 @@ class JobLauncher(Launcher):
         return 0
 
 
-def open_launcher(runner: RunnerSpec, sampler: SamplerPlugin | None = None) -> Launcher:
+def open_launcher(runner: RunnerSpec, sampler: "SamplerPlugin | None" = None) -> Launcher:
     """Returns the launcher that the section `runner` names.
 
     Args:

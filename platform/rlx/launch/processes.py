@@ -32,7 +32,7 @@ from typing import Any, TextIO
 import psutil
 
 from rlx.errors import EnvironmentFault
-from rlx.home import RunFolder
+from rlx.home import RunFolder, get_rlx_home
 from rlx.text import format_timestamp
 from rlx_registry import RunRecord, is_supervisor_alive
 
@@ -213,6 +213,27 @@ def _remove_leftovers(mark: str) -> None:
                     shutil.rmtree(path, ignore_errors=True)
                 else:
                     path.unlink()
+
+
+KERNELS = "TORCHINDUCTOR_CACHE_DIR"
+"""Where torch keeps what it compiles. Importing its compiler sets it, which a plugin may do."""
+_USER_CHOSE_KERNELS = KERNELS in os.environ
+
+
+def child_environment() -> dict[str, str]:
+    """Environment of the supervisor and ranks: quiet libraries, passively waiting threads."""
+    own = {k: v for k, v in os.environ.items() if k != KERNELS or _USER_CHOSE_KERNELS}
+    return {
+        **own,
+        "RLX_HOME": str(get_rlx_home()),
+        "OMP_WAIT_POLICY": "PASSIVE",
+        "PYTHONUNBUFFERED": "1",
+        "PYTHONWARNINGS": "ignore",
+        "TOKENIZERS_PARALLELISM": "false",
+        "TRANSFORMERS_VERBOSITY": "error",
+        "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+        "TORCH_CPP_LOG_LEVEL": "ERROR",
+    }
 
 
 TIMESTAMP = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d  "

@@ -7,8 +7,14 @@ from rlx.errors import EnvironmentFault, RlxError
 from rlx.launch.devices import build_device_request
 from rlx.launch.launcher import reconcile_job
 from rlx.launch.processes import has_lost_supervisor, is_job
-from rlx.launch.run_access import find_runs, is_spec_of_run, load_resolved_spec, locate_run_folder
-from rlx.launch.start_stop import attempts_used, continue_run
+from rlx.launch.run_access import (
+    attempts_used,
+    find_runs,
+    is_spec_of_run,
+    load_resolved_spec,
+    locate_run_folder,
+)
+from rlx.launch.start_stop import continue_run
 from rlx.progress import Report, log_report
 from rlx.stopwatch import CLOCK, Clock
 from rlx.text import escape_unprintable

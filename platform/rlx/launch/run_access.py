@@ -16,10 +16,18 @@ import rlx.errors
 import rlx_registry
 from rlx.errors import RlxError, SpecError
 from rlx.home import DEFAULT_REGISTRY, RunFolder, format_path, get_rlx_home, tracking_url
-from rlx.launch.failures import convert_to_rlx_error
+from rlx.launch.failures import convert_to_rlx_error, describe_error
 from rlx.launch.processes import list_live_ranks
 from rlx.text import escape_unprintable
-from rlx_registry import ENDED, NotFoundError, Registry, RunRecord, Status
+from rlx_registry import (
+    ENDED,
+    RESUMED,
+    NotFoundError,
+    Registry,
+    RegistryDatabaseError,
+    RunRecord,
+    Status,
+)
 
 if TYPE_CHECKING:
     from rlx.spec import ExperimentSpec
@@ -174,6 +182,31 @@ def end_orphaned_run(registry: Registry, run: RunRecord, status: Status, reason:
     if registry.run(run.id).status in ENDED:  # no other process has taken the run over
         folder.reserve.unlink(missing_ok=True)
     return True
+
+
+@contextmanager
+def fail_unless_started(registry: Registry, run_id: str) -> Iterator[None]:
+    """Marks a run as failed if the code that should start it raises."""
+    try:
+        yield
+    except Exception as error:
+        rlx_error = convert_to_rlx_error(error)
+        code = 1 if rlx_error is None else rlx_error.exit_code
+        with suppress(RegistryDatabaseError):  # the original error is more useful
+            if directory := registry.run(run_id).directory:
+                RunFolder(Path(directory)).reserve.unlink(missing_ok=True)
+            registry.results.add_event(
+                run_id, "failed", describe_error(error), {"exit_code": code}, "error"
+            )
+            registry.transition(run_id, {"queued", "submitted"}, "failed", describe_error(error))
+        raise
+
+
+def attempts_used(registry: Registry, run_id: str) -> int:
+    """Number of attempts since a run was submitted, or last resumed by a user."""
+    changes = registry.history(run_id)
+    before = [change.attempt for change in changes if change.reason == RESUMED]
+    return changes[-1].attempt - (before[-1] if before else 0)
 
 
 def find_runs(registry: Registry, ids: Iterable[str]) -> list[RunRecord]:

@@ -26,12 +26,13 @@ from rlx.launch.run_access import (
     BROKEN_OFF,
     KILLED,
     end_orphaned_run,
+    fail_unless_started,
     load_resolved_spec,
     locate_run_folder,
     open_registry,
     put_spec,
 )
-from rlx.launch.submission import fail_unless_started, registry_url, start_supervisor, submit_run
+from rlx.launch.submission import registry_url, start_supervisor, submit_run
 from rlx.progress import Progress, Report, log_report, read_progress
 from rlx.spec import ExperimentSpec
 from rlx.spec.reading import LoadedSpec
@@ -173,13 +174,6 @@ def _request_run_stop(registry: Registry, run: RunRecord, report: Report) -> Non
         report(f"{run.id}: asked to stop immediately, without a checkpoint")
     else:
         report(f"{run.id}: asked to stop (repeat to stop it immediately)")
-
-
-def attempts_used(registry: Registry, run_id: str) -> int:
-    """Number of attempts since a run was submitted, or last resumed by a user."""
-    changes = registry.history(run_id)
-    before = [change.attempt for change in changes if change.reason == RESUMED]
-    return changes[-1].attempt - (before[-1] if before else 0)
 
 
 def start_job(registry: Registry, run: RunRecord, registry_url: str) -> None:

@@ -13,8 +13,8 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import PackageNotFoundError, requires, version
@@ -30,8 +30,8 @@ from rlx.checkpoint import copy_origin, pin_checkpoint
 from rlx.discovery import ExperimentPlugins, list_plugin_records
 from rlx.home import REGISTRY, RunFolder, get_rlx_home, tracking_url
 from rlx.importing import source_digest
-from rlx.launch.failures import convert_to_rlx_error, describe_error, hold_reserve
-from rlx.launch.processes import has_ended, this_machine
+from rlx.launch.failures import hold_reserve
+from rlx.launch.processes import child_environment, has_ended, this_machine
 from rlx.launch.run_access import put_spec
 from rlx.model import choose_run_vocabulary
 from rlx.plugin_files import keep_for_runs
@@ -41,15 +41,10 @@ from rlx_registry import (
     BLOCKING,
     ENDED,
     Registry,
-    RegistryDatabaseError,
     RunRecord,
     find_changed_plugins,
     record_supervisor,
 )
-
-KERNELS = "TORCHINDUCTOR_CACHE_DIR"
-"""Where torch keeps what it compiles. Importing its compiler sets it, which a plugin may do."""
-_USER_CHOSE_KERNELS = KERNELS in os.environ
 
 UNRECORDED = ".unrecorded-"
 """Name prefix of folders of runs that are not recorded yet, or were never recorded."""
@@ -184,24 +179,6 @@ def _place_folder(staged: Path, runs: Path, run_id: str) -> RunFolder:
     raise AssertionError("there is always another number")
 
 
-@contextmanager
-def fail_unless_started(registry: Registry, run_id: str) -> Iterator[None]:
-    """Marks a run as failed if the code that should start it raises."""
-    try:
-        yield
-    except Exception as error:
-        rlx_error = convert_to_rlx_error(error)
-        code = 1 if rlx_error is None else rlx_error.exit_code
-        with suppress(RegistryDatabaseError):  # the original error is more useful
-            if directory := registry.run(run_id).directory:
-                RunFolder(Path(directory)).reserve.unlink(missing_ok=True)
-            registry.results.add_event(
-                run_id, "failed", describe_error(error), {"exit_code": code}, "error"
-            )
-            registry.transition(run_id, {"queued", "submitted"}, "failed", describe_error(error))
-        raise
-
-
 def start_supervisor(run: RunRecord, registry_url: str) -> int:
     """Starts the supervisor in its own session, so that it outlives the terminal.
 
@@ -225,22 +202,6 @@ def start_supervisor(run: RunRecord, registry_url: str) -> int:
         )
     record_supervisor(folder.root, process.pid)
     return process.pid
-
-
-def child_environment() -> dict[str, str]:
-    """Environment of the supervisor and ranks: quiet libraries, passively waiting threads."""
-    own = {k: v for k, v in os.environ.items() if k != KERNELS or _USER_CHOSE_KERNELS}
-    return {
-        **own,
-        "RLX_HOME": str(get_rlx_home()),
-        "OMP_WAIT_POLICY": "PASSIVE",
-        "PYTHONUNBUFFERED": "1",
-        "PYTHONWARNINGS": "ignore",
-        "TOKENIZERS_PARALLELISM": "false",
-        "TRANSFORMERS_VERBOSITY": "error",
-        "HF_HUB_DISABLE_PROGRESS_BARS": "1",
-        "TORCH_CPP_LOG_LEVEL": "ERROR",
-    }
 
 
 def collect_environment_versions() -> dict[str, Any]:

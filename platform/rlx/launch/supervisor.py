@@ -46,14 +46,19 @@ from rlx.launch.processes import (
     TIMESTAMP,
     RankProcesses,
     SigtermListener,
+    child_environment,
     list_live_ranks,
     open_temporary_folder,
     stamp_output,
     this_machine,
 )
-from rlx.launch.run_access import is_spec_of_run, load_resolved_spec, locate_run_folder
-from rlx.launch.start_stop import attempts_used
-from rlx.launch.submission import child_environment, fail_unless_started
+from rlx.launch.run_access import (
+    attempts_used,
+    fail_unless_started,
+    is_spec_of_run,
+    load_resolved_spec,
+    locate_run_folder,
+)
 from rlx.progress import print_to_log
 from rlx.record import TrackerThreads, list_tracker_settings, retry_registry_call
 from rlx.spec import ExperimentSpec, LocalLauncherSpec
