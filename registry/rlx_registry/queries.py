@@ -6,7 +6,7 @@ answer to it, would cost seconds for a thousand runs.
 """
 
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypedDict
 
@@ -184,39 +184,19 @@ class Queries:
         Curves of runs with more than `EXACT` steps are downsampled: every bucket of steps keeps its
         lowest and its highest value at their own steps, and the newest value is always kept.
         """
-        return self._load_thinned_curves(run_id, names, points, _load_extremes_curve)[1]
-
-    def stretch_means(
-        self, run_id: str, names: Sequence[str], points: int = 300
-    ) -> tuple[int, dict[str, Curve]]:
-        """Returns the number of steps per bucket, and every bucket's mean value at its mean step.
-
-        Use these means, not the extremes of `curves`, for smoothing. Runs of up to `EXACT` steps
-        have one step per bucket.
-        """
-        return self._load_thinned_curves(run_id, names, points, _load_means_curve)
-
-    def _load_thinned_curves(
-        self,
-        run_id: str,
-        names: Sequence[str],
-        points: int,
-        thin: Callable[[Connection, ColumnElement[bool], int], Curve],
-    ) -> tuple[int, dict[str, Curve]]:
         c = models.metric.c
         with self._database.open_run_reader(run_id) as (connection, key):
             keys = self._metric_keys(connection, names)
             last = connection.scalar(select(models.run.c.step).where(models.run.c.id == key)) or 0
-            width = 1 if last <= EXACT else -(-last // points)
             found = {}
             for name, key_id in keys.items():
                 of_one = and_(c.run_id == key, c.key_id == key_id)
                 found[name] = (
                     _load_exact_curve(connection, of_one)
-                    if width == 1
-                    else thin(connection, of_one, width)
+                    if last <= EXACT
+                    else _load_extremes_curve(connection, of_one, -(-last // points))
                 )
-            return width, {name: curve for name in names if (curve := found.get(name))}
+            return {name: curve for name in names if (curve := found.get(name))}
 
     def step_times(
         self, run_id: str, name: str, last: int | None = None
@@ -282,17 +262,6 @@ class Queries:
             query = select(c.step).where(c.run_id == key, c.problem_id == problem_id)
             return sorted(connection.scalars(query.distinct()))
 
-    def problem_runs(self, ids: Collection[str], problem_id: str) -> dict[str, int]:
-        """Returns those of some runs that sampled a problem, and the newest step that did."""
-        c, run = models.rollout.c, models.run.c
-        own = and_(c.run_id == run.id, c.problem_id == problem_id)
-        newest = select(func.max(c.step)).where(own).scalar_subquery()
-        with self._database.open_reader() as connection:
-            called = get_run_keys(connection, ids)
-            rows = connection.execute(select(run.id, newest).where(run.id.in_(list(called))))
-            found = {called[key]: step for key, step in rows if step is not None}
-        return {one: found[one] for one in ids if one in found}
-
     def largest_advantages(self, run_id: str, step: int) -> dict[str, float]:
         """Returns the largest |advantage| of a step, by kind of turn."""
         c = models.rollout.c
@@ -342,14 +311,6 @@ def _load_extremes_curve(connection: Connection, of_one: ColumnElement[bool], wi
     kept = or_(r.low == 1, r.high == 1, r.step == r.newest)
     rows = connection.execute(select(r.step, r.value).where(kept).order_by(r.step))
     return [(step, value) for step, value in rows]
-
-
-def _load_means_curve(connection: Connection, of_one: ColumnElement[bool], width: int) -> Curve:
-    c = models.metric.c
-    stretch = c.step // width
-    query = select(func.avg(c.step), func.avg(c.value)).where(of_one)
-    rows = connection.execute(query.group_by(stretch).order_by(stretch))
-    return [(round(step), value) for step, value in rows]
 
 
 def _build_rollout_conditions(

@@ -301,13 +301,6 @@ def test_recipes_are_compared(run, printed):
         rlx.compare("nobody")
 
 
-def test_sides_differ_as_printed(run, printed):
-    found = rlx.diff(run.id, "r-0003")
-    told = printed("compare", "--diff", "r-0001", "r-0003")
-    assert json.loads(json.dumps(found)) == told["differences"]
-    assert rlx.diff(RLCR, RLCR)["spec"] == {}
-
-
 def test_a_run_is_rescored_to_the_bit(run):
     found = rlx.rescore(rlx.RescoreRequest(run=run.id, steps=(16,)))
     assert found.is_identical and found.steps == [16]

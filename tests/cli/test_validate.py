@@ -177,8 +177,7 @@ def test_a_plugins_options_are_a_table(capsys):
     out = capsys.readouterr().out
     assert "1 when right." in out
     assert ["strict", "true", "|", "false", "true"] in [line.split() for line in out.splitlines()]
-    assert main(["plugins", "show", "cli.broken", "--traceback"]) == 3
-    assert "Traceback" in capsys.readouterr().err
+    assert main(["plugins", "show", "cli.broken"]) == 3
     assert main(["plugins", "show", "cli.nothing"]) == 3
 
 

@@ -64,7 +64,6 @@ def test_short_curves_are_exact_and_keep_the_order_that_was_asked_for(registry):
         ("b", CURVES["b"]),
         ("a", CURVES["a"]),
     ]
-    assert registry.queries.stretch_means("r-0001", ["a", "none"]) == (1, {"a": CURVES["a"]})
     assert registry.queries.step_times("r-0001", "a") == [(1, 1001.0), (4, 1004.0)]
     assert registry.queries.step_times("r-0001", "a", last=1) == [(4, 1004.0)]
     assert registry.queries.step_times("r-0001", "none") == []
@@ -81,12 +80,6 @@ def test_long_curves_keep_every_stretch_s_extremes(registry, values, points):
     thin = registry.queries.curves("r-0001", [name], points)[name]
     assert len(thin) <= 2 * points + 3
     assert set(thin) <= set(registry.results.metrics("r-0001", [name])[name])
-    width, means = registry.queries.stretch_means("r-0001", [name], points)
-    whole = registry.results.metrics("r-0001", [name])[name]
-    sizes = [sum(step // width == at // width for step, _ in whole) for at, _ in means[name]]
-    assert sum(n * mean for n, (_, mean) in zip(sizes, means[name], strict=True)) == pytest.approx(
-        sum(values), abs=1e-9
-    )
     steps = [step for step, _ in thin]
     assert steps == sorted(set(steps))
     assert steps[-1] == last

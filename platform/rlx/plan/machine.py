@@ -534,7 +534,7 @@ def _describe_plugins() -> Iterator[MachinePart]:
         try:
             load_plugin(found.kind, found.name)
         except PluginFault as error:
-            fix = f"rlx plugins show {found.name} --traceback"
+            fix = f"RLX_DEBUG=1 rlx plugins show {found.name}"
             name, own = f"{found.kind} plugin", found.distribution == "rlx"
             broken.append(MachinePart(name, "broken", error.diagnostic.message, fix, own))
     yield MachinePart("plugins", "ok", f"{len(offered) - len(broken)} installed and working")

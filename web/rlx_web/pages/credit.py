@@ -202,12 +202,10 @@ def _collect_step_rules(record: RunRecord, phase: object) -> dict[str, Any]:
     changes = next((p.get("set") or {} for p in phases if p.get("name") == phase), {})
     found: dict[str, Any] = {}
     for section in ("estimator", "mask", "credit"):
-        if not isinstance(settings := record.spec.get(section), Mapping):
-            continue
-        options: Any = next((p["options"] for p in record.plugins if p.get("kind") == section), {})
-        values = {**dict(list_leaf_values(options)), **dict(list_leaf_values(settings))}
-        for path, value in changes.items():
-            if path.startswith(f"{section}."):
-                values[path.removeprefix(f"{section}.")] = value
-        found[section] = {path: value for path, value in values.items() if path}
+        if isinstance(settings := record.settings.get(section), Mapping):
+            values = dict(list_leaf_values(settings))
+            for path, value in changes.items():
+                if path.startswith(f"{section}."):
+                    values[path.removeprefix(f"{section}.")] = value
+            found[section] = {path: value for path, value in values.items() if path}
     return found
