@@ -171,6 +171,7 @@ def test_filters(plain):
         assert f"{data['matching']} prompts" in page.text, query
         assert page.values("class").count("card tree") == len(data["trees"]), query
         none = "No prompt of this step matches." in page.text
+        assert set(page.values("name")) >= {"low", "high", "turn", "failed", "no_signal", "text"}
         found[query] = data["matching"], [t["tree"] for t in data["trees"]], none
     assert found == {q: (len(trees), trees[:4], not trees) for q, trees in FILTERS.items()}
     for query in ("low=-1e400", "low=nan", "low=x"):

@@ -120,8 +120,12 @@ def evaluate(
     out, pictures = asked.pop("out"), asked.pop("pictures")
     require_places(out, pictures)
     os.environ.update(child_environment())  # before transformers is imported
-    measure = _probe if probes else _evaluate_suite
-    found = measure(asked, out, pictures, registry=url, record=record, report=print_text)
+    told = {"registry": url, "record": record, "report": print_text}
+    found: results.ModelProbe | results.SuiteEvaluation
+    if probes:
+        found = _probe(asked, out, pictures, **told)
+    else:
+        found = _evaluate_suite(asked, out, pictures, **told)
     if as_json:
         print_json(found.to_json(), allow_nan=False)
         return

@@ -158,9 +158,9 @@ def _list_option_rows(
     schema, meanings = model.model_json_schema(), read_field_meanings(model)
     nested: Mapping[str, str] = getattr(model, "nested", {})
     for name, field in model.model_fields.items():
-        option = field.alias or name
+        option, inner = field.alias or name, None
         if name in nested:
-            kind, inner = f"mapping to {nested[name]} plugins", None
+            kind = f"mapping to {nested[name]} plugins"
         else:
             kind = describe_schema(schema["properties"][option], schema.get("$defs", {}))
             members = (field.annotation, *get_args(field.annotation))
@@ -170,9 +170,10 @@ def _list_option_rows(
             default = getattr(instance, name)
         else:
             default = field.get_default(call_default_factory=True)
-        shown = "" if isinstance(default, BaseModel) else _format_plain_value(default)
         if instance is None and field.is_required():
             shown = "required"
+        else:
+            shown = "" if isinstance(default, BaseModel) else _format_plain_value(default)
         summary = cleandoc(inner.__doc__ or "").partition("\n")[0] if inner else ""
         meaning = field.description or meanings.get(name) or summary
         yield f"{before}{option}", kind, shown, meaning

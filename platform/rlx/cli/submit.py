@@ -98,7 +98,9 @@ def submit(
         overrides += (f"from_checkpoint={from_checkpoint}",)
     members = read_run_group(spec, overrides, seeds, grid)
     url = registry_url(members[0].read)
-    found = [None] if again else find_finished_runs(url, [one.experiment for one in members])
+    found: list[RunRecord | None] = [None]
+    if not again:
+        found = find_finished_runs(url, [one.experiment for one in members])
     if not is_group and found[0] is not None:
         print_text(found[0].id) if quiet else _print_nothing_to_do(found[0], spec, overrides)
         return 0

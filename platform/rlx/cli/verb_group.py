@@ -149,7 +149,8 @@ def run_guarded(
             `{"error": {"kind", "message", "exit_code", ...}}`.
         interrupts: not empty once an interrupt came, which an error may be the result of.
     """
-    as_json = _wants_json(arguments)
+    flags = {"--json", "--format=json"} & set(arguments)
+    as_json = bool(flags) or ("--format", "json") in pairwise(arguments)
     try:
         result = command.main(list(arguments), prog_name="rlx", standalone_mode=False)
         sys.stdout.flush()
@@ -238,11 +239,6 @@ def _report_bug(error: Exception, as_json: bool) -> int:
         print_text(f"unexpected error, perhaps a bug in rlx: {line}\n  {where}", err=True)
         _print_debug_traceback(error)
     return 1
-
-
-def _wants_json(arguments: Sequence[str]) -> bool:
-    flags = {"--json", "--format=json"} & set(arguments)
-    return bool(flags) or ("--format", "json") in pairwise(arguments)
 
 
 def _print_json(value: dict[str, Any]) -> bool:

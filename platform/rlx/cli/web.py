@@ -101,15 +101,8 @@ def access_options(ports: str, anyone: str) -> Callable[[Command], Command]:
 @click.option(
     "--name", "names", multiple=True, metavar="HOST", help="Another host name of this machine."
 )
-@click.option(
-    "--uri",
-    envvar="MLFLOW_BACKEND_STORE_URI",
-    help="With --mlflow: URI of the store; by default that of the named runs, or the one in "
-    "RLX_HOME. One with a password belongs in MLFLOW_BACKEND_STORE_URI: other users of this "
-    "machine can see a command line.",
-)
 @registry_option
-def web(runs: tuple[str, ...], mlflow: bool, uri: str | None, url: str, **options: Any) -> int:
+def web(runs: tuple[str, ...], mlflow: bool, url: str, **options: Any) -> int:
     """Serve the dashboard: runs, rollouts, and per-token credit.
 
     Every reader needs the token, a random one by default: open the printed address once. The
@@ -117,11 +110,12 @@ def web(runs: tuple[str, ...], mlflow: bool, uri: str | None, url: str, **option
     created. Traffic is not encrypted: use a reverse proxy on an untrusted network.
 
     With --mlflow, the printed address opens MLflow's page of the named RUN or the comparison of
-    several, and without names the list of experiments. MLflow itself has no token: everyone who can
+    several, and without names the list of experiments. Its store is that of the named runs, or the
+    one in RLX_HOME, or MLFLOW_BACKEND_STORE_URI. MLflow itself has no token: everyone who can
     connect to its port can read, change and delete its runs.
     """
     if mlflow:
-        return _serve_mlflow(runs, uri, url, options["host"], options["port"] or MLFLOW_PORT)
+        return _serve_mlflow(runs, url, options["host"], options["port"] or MLFLOW_PORT)
     if runs:
         raise SpecError("name runs with --mlflow; the dashboard shows every run")
     from rlx.home import tracking_url
@@ -195,7 +189,7 @@ def run_server(app: Any, address: ServerAddress, patience: int | None = None) ->
     return 130
 
 
-def _serve_mlflow(runs: tuple[str, ...], uri: str | None, url: str, host: str, port: int) -> int:
+def _serve_mlflow(runs: tuple[str, ...], url: str, host: str, port: int) -> int:
     """Runs MLflow's server until Ctrl-C; the printed address opens the page of `runs`.
 
     Returns:
@@ -205,7 +199,8 @@ def _serve_mlflow(runs: tuple[str, ...], uri: str | None, url: str, host: str, p
     from rlx.record import MLFLOW_ENVIRONMENT, MLFLOW_START_PAGE, prepare_store
 
     page, own_uri = _find_named_page(runs, url) if runs else (MLFLOW_START_PAGE, None)
-    store = tracking_url(uri or own_uri or TrackingSpec().mlflow or "")
+    uri = os.environ.get("MLFLOW_BACKEND_STORE_URI") or own_uri or TrackingSpec().mlflow or ""
+    store = tracking_url(uri)
     path = Path(store.removeprefix("sqlite:///").partition("?")[0])
     if store.startswith("sqlite:///") and not path.exists():
         raise SpecError(f"there is no MLflow store at {format_path(path)} yet: run something")
