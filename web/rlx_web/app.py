@@ -12,7 +12,7 @@ from fastapi import Path as PathParameter
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, JSONResponse, RedirectResponse, StreamingResponse
 from fastapi.staticfiles import StaticFiles
-from pydantic import BeforeValidator
+from pydantic import BeforeValidator, FiniteFloat
 from starlette.exceptions import HTTPException as Refusal
 from starlette.middleware.gzip import GZipMiddleware
 from starlette.requests import ClientDisconnect
@@ -43,9 +43,7 @@ Name = Annotated[str, Query(max_length=2000)]
 Page = Annotated[int, Query(ge=1, le=100_000)]
 Step = Annotated[int, Query(ge=0, le=LARGEST_NUMBER)]
 Place = Annotated[int, PathParameter(ge=0, le=LARGEST_NUMBER)]
-Bound = Annotated[
-    float | None, BeforeValidator(lambda text: text.strip() or None), Query(allow_inf_nan=False)
-]
+Bound = Annotated[FiniteFloat | None, BeforeValidator(lambda text: text.strip() or None)]
 Offset = Annotated[int, Query(ge=0, le=2**53)]
 View = Callable[..., dict[str, Any]]
 

@@ -110,7 +110,8 @@ def evaluate(
         raise SpecError("--probe is not for --with")
     mode = "--with" if tool is not None else "--probe" if probes else ""
     for name, (flag, modes) in _FOR.items():
-        if mode not in modes and options[name] not in (None, False, ()):
+        is_given = options[name] is not None and options[name] is not False and options[name] != ()
+        if is_given and mode not in modes:
             which = f"only for {modes[0]}" if not mode else f"not for {mode}"
             raise SpecError(f"{flag} is {which}")
     asked = {n: options[n] for n in options if n not in _FOR or mode in _FOR[n][1]}

@@ -200,8 +200,9 @@ def print_run_table(
         "GROUP": [" ".join(run["groups"]) if cells is None else "" for run in found],
     }
     shown = {head: column for head, column in columns.items() if any(column)}
-    heads = [Column("RUN", no_wrap=True), *[head for head in shown if head != "RUN"]]
-    print_table(*heads, rows=zip(*shown.values(), strict=True))
+    heads = [head for head in shown if head != "RUN"]
+    rows = zip(*shown.values(), strict=True)
+    print_table(Column("RUN", no_wrap=True), *heads, rows=rows)
 
 
 def format_run_figure(run: dict[str, Any], name: str) -> str:

@@ -48,7 +48,15 @@ def show_run_summary(registry: Registry, run: RunRecord) -> None:
             if name == "accuracy" or name in figures:
                 values = [found.get(stratum, {}).get(name) for found in strata]
                 table.add_row(f"{stratum}: {title}", *_format_change_cells(values))
-    _add_suite_rows(registry, run, heads, table)
+    suites: dict[str, list[EvaluationRecord]] = {}
+    for one in registry.results.evaluations(run.id, with_payload=False):
+        suites.setdefault(one.suite, []).append(one)
+    for suite, found in suites.items():  # the other held-out sets, and greedy decoding
+        if suite != "held_out" and not suite.startswith("probe/"):
+            own = _select_compared_evaluations(run, found)
+            accuracy = [own[head].metrics["accuracy"] if head in own else None for head in heads]
+            label = " ".join(filter(None, suite.removeprefix("held_out").split(".", 1)))
+            table.add_row(f"{label}: accuracy", *_format_change_cells(accuracy), "")
     if "environment" in after:
         _add_environment_rows(columns, table)
     console.print(table)
@@ -56,7 +64,6 @@ def show_run_summary(registry: Registry, run: RunRecord) -> None:
         from rlx.evaluation import render_reliability_text
 
         console.print(render_reliability_text(after, width=min(80, max(60, console.width))))
-    suites = {e.suite for e in registry.results.evaluations(run.id, with_payload=False)}
     if any(suite.startswith("probe/") for suite in suites):
         from rlx.record import recorded_probes
 
@@ -111,21 +118,6 @@ def _sum_cpu_seconds(registry: Registry, run_id: str) -> dict[str, float]:
         for name, part in names.items()
         if curves.get(name)
     }
-
-
-def _add_suite_rows(
-    registry: Registry, run: RunRecord, columns: Sequence[str], table: Table
-) -> None:
-    """Adds the accuracy on the other held-out sets, and with greedy decoding."""
-    found = registry.results.evaluations(run.id, with_payload=False)
-    for suite in dict.fromkeys(e.suite for e in found):
-        if suite == "held_out" or suite.startswith("probe/"):
-            continue
-        own = _select_compared_evaluations(run, [e for e in found if e.suite == suite])
-        accuracy = [own[c].metrics["accuracy"] if c in own else None for c in columns]
-        name, _, how = suite.removeprefix("held_out").partition(".")
-        label = " ".join(part for part in (name, how) if part)
-        table.add_row(f"{label}: accuracy", *_format_change_cells(accuracy), "")
 
 
 def _add_environment_rows(columns: Sequence[Mapping[str, Any]], table: Table) -> None:
@@ -240,8 +232,8 @@ def show_suite(suite: "SuiteSpec", figures: Mapping[str, Mapping[str, Any]]) -> 
     if not scaled:
         return
     rules = ("pass_at", "majority", "weighted", "most_confident", "vote_share_ece")
-    heads = ("k", "pass@k", "majority", "by confidence", "most confident", "vote ECE")
-    votes = build_table(Column("", no_wrap=True), *heads)
+    named = ("k", "pass@k", "majority", "by confidence", "most confident", "vote ECE")
+    votes = build_table(Column("", no_wrap=True), *named)
     for name, scaling in scaled.items():
         for i, k in enumerate(scaling["k"]):
             cells = ["–" if scaling[r] is None else f"{scaling[r][i]:.3f}" for r in rules]
