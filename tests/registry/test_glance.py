@@ -135,7 +135,7 @@ def test_no_page_reads_a_large_table_beyond_what_it_shows(registry):
     registry.results.metric_rows_after(run, 0, 10)
     registry.results.events(run, limit=10)
     registry.queries.matching_trees(run, 1, query)
-    registry.queries.tree_rows(run, 1, [1, 2])
+    registry.results.rollout_index(run, 1, [1, 2])
     registry.queries.tree_of_row(run, 1, 1)
     registry.queries.problem_steps(run, "p")
     registry.queries.largest_advantages(run, 1)
@@ -197,7 +197,7 @@ def test_prompts_are_found_by_their_rows(registry, query, trees):
     registry.results.add_rollouts("1", 2, **place, index=INDEX)
     registry.results.add_rollouts("1", 3, **place, index=[row(0, 9, problem_id="p1")])
     assert registry.queries.matching_trees("1", 2, RolloutQuery(**query)) == trees
-    assert registry.queries.tree_rows("1", 2, trees) == [i for i in INDEX if i.tree in trees]
+    assert registry.results.rollout_index("1", 2, trees) == [i for i in INDEX if i.tree in trees]
     assert registry.queries.problem_steps("1", "p1") == [2, 3]
     assert registry.queries.problem_steps("1", "p7") == []
     assert registry.queries.largest_advantages("1", 2) == {

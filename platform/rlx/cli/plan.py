@@ -13,7 +13,7 @@ from rlx.errors import SpecError
 from rlx.importing import forbid_downloads
 from rlx.plan import check_file, require_showable_texts
 from rlx.spec.reading import count_errors, format_diagnostic
-from rlx.text import escape_unprintable, write_text_file
+from rlx.text import escape_unprintable
 
 if TYPE_CHECKING:
     from rlx.plan import PhaseReport
@@ -36,7 +36,6 @@ _FILE = click.Path(path_type=Path)
     help="Load the pretrained model, have it answer N problems, and time a step.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print everything as one JSON document.")
-@click.option("--html", type=_FILE, metavar="FILE", help="Write a self-contained HTML page.")
 def plan(
     spec: Path,
     overrides: tuple[str, ...],
@@ -45,7 +44,6 @@ def plan(
     every: str | None,
     prompts: int | None,
     as_json: bool,
-    html: Path | None,
 ) -> int:
     """Preview whether an experiment can learn, and what. Loads no model, downloads nothing, unless
     --try asks the model itself.
@@ -54,8 +52,6 @@ def plan(
     every token. Responses are synthetic; problems, tokens, rewards, loss mask, reward placement,
     estimator and weights are the experiment's own.
     """
-    if html is not None and html.is_dir():
-        raise SpecError(f"--html {escape_unprintable(str(html))} is a folder; name a file in it")
     if prompts is None:
         forbid_downloads()
     read, plugins = check_file(spec, overrides)
@@ -64,11 +60,6 @@ def plan(
 
     report = build_plan(spec, read, plugins)
     selected = [_select_plan_rows(phase, numbers, every is not None) for phase in report.phases]
-    if html is not None:
-        from rlx.plan import render_plan_page
-
-        write_text_file(html, render_plan_page(report, selected))
-        print_text(f"wrote {escape_unprintable(str(html))}", err=True)
     trial = None
     if prompts is not None and not report.exit_code:
         from rlx.results import try_model
@@ -89,7 +80,7 @@ def plan(
     sys.stdout.flush()
     if trial is not None:
         print_text("\n".join(trial.list_lines()))
-    for finding in report.findings:  # as `rlx validate` prints them
+    for finding in report.findings:
         print_report("\n" + format_diagnostic(finding, str(spec)))
     if report.exit_code:
         closing = f"\n{escape_unprintable(str(spec))}: {count_errors(report.findings)}"

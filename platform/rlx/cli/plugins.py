@@ -125,7 +125,7 @@ def show(name: str, as_json: bool) -> None:
         if as_json:
             print_json(plugin.model_json_schema())
             continue
-        head = f"{found.name}  ({found.kind}, {found.source}, {found.value})"
+        head = f"{found.name}  ({found.kind}, {found.source}, {found.entry_point})"
         text = cleandoc(plugin.__doc__ or "No description.")
         facts = "".join(f"\n{fact}\n" for fact in _list_plugin_facts(plugin))
         lines = f"{head}\n\n{text}\n{facts}".splitlines()
@@ -324,7 +324,7 @@ def _load_checked_plugin(
         PluginFault: the plugin cannot be imported, which is tried in another process first.
         SpecError: the options do not fit, or required ones are missing.
     """
-    module, _, attribute = found.value.partition(":")
+    module, _, attribute = found.entry_point.partition(":")
     died = first_import(module, attribute.partition(".")[0]).died
     if died is not None:
         raise PluginFault(build_plugin_diagnostic(found, f"cannot be imported: {died}"))

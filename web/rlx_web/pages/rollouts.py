@@ -130,7 +130,7 @@ def _get_step_position(record: RunRecord, steps: Sequence[int], step: int) -> in
 def _build_step_trees(
     registry: Registry, record: RunRecord, step: int, trees: Sequence[int]
 ) -> dict[str, Any]:
-    rows = registry.queries.tree_rows(record.id, step, trees)
+    rows = registry.results.rollout_index(record.id, step, trees)
     bodies, missing = load_tree_records(registry, record, step, trees) if trees else ({}, None)
     found = {
         tree: _build_rollout_tree(record, tree, [r for r in rows if r.tree == tree], bodies)
