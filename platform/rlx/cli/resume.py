@@ -3,14 +3,14 @@
 import click
 
 from rlx.cli.output import print_text
-from rlx.cli.verb_group import complete_run, overrides_option, registry_option
+from rlx.cli.verb_group import overrides_option, registry_option
 from rlx.home import tracking_url
 from rlx.launch import open_registry, stop_run
 from rlx.spec.reading import label_refusal
 
 
 @click.command()
-@click.argument("run", shell_complete=complete_run)
+@click.argument("run")
 @registry_option
 @overrides_option("PATH=VALUE", "Override a value that `rlx resume` may change; can be repeated.")
 @click.option("-d", "--detach", is_flag=True, help="Return once the run has started.")
@@ -35,7 +35,7 @@ def resume(run: str, url: str, overrides: tuple[str, ...], detach: bool, quiet: 
 
 
 @click.command()
-@click.argument("run", shell_complete=complete_run)
+@click.argument("run")
 @registry_option
 def stop(run: str, url: str) -> None:
     """Stop RUN between two steps, with a checkpoint; repeat the command to stop it immediately.
