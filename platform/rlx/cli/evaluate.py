@@ -4,9 +4,9 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -19,10 +19,6 @@ from rlx.home import format_path
 from rlx.launch import child_environment
 from rlx.results import ProbeRequest, probe_model
 from rlx.text import escape_unprintable, explain_write_errors
-
-if TYPE_CHECKING:
-    from rlx.probe import RecordedProbe
-
 
 _FILE = click.Path(path_type=Path)
 _COUNT = click.IntRange(min=1)
@@ -64,12 +60,6 @@ _COUNT = click.IntRange(min=1)
     multiple=True,
     help="With --probe: how to alter the reasoning; can be repeated.",
 )
-@click.option(
-    "--cut",
-    type=click.Choice(["fraction", "sentence", "token"]),
-    help="With --probe: where to cut.",
-)
-@click.option("--again", is_flag=True, help="With --probe: record it even if RUN has it already.")
 @overrides_option("KEY=VALUE", "Override a runner or sampler value; with --probe, a probe value.")
 @json_option
 @click.option("--pictures", type=_FILE, metavar="FOLDER", help="Write plots to this folder.")
@@ -90,8 +80,6 @@ def evaluate(
     python: str | None,
     probes: bool,
     schemes: tuple[str, ...],
-    cut: str | None,
-    again: bool,
     url: str,
     **options: Any,
 ) -> None:
@@ -114,19 +102,11 @@ def evaluate(
         return
     if python is not None:
         raise SpecError("--python belongs to --with")
-    _check_mode(probes, {"scheme": schemes, "cut": cut, "again": again}, options)
+    _check_mode(probes, {"scheme": schemes}, options)
     if probes:
         asked = {name: options[name] for name in _SHARED}
-        probe = ProbeRequest(**asked, schemes=schemes, cut=cut)
-        _probe(
-            probe,
-            as_json=as_json,
-            pictures=pictures,
-            out=out,
-            record=record,
-            again=again,
-            url=url,
-        )
+        probe = ProbeRequest(**asked, schemes=schemes)
+        _probe(probe, as_json=as_json, pictures=pictures, out=out, record=record, url=url)
         return
     request = results.EvaluationRequest(**options)
     require_places(out, pictures)
@@ -244,7 +224,6 @@ def _probe(
     pictures: Path | None,
     out: Path | None,
     record: bool,
-    again: bool,
     url: str,
 ) -> None:
     """Cuts or alters a model's reasoning, and shows how often the answer is still right."""
@@ -252,9 +231,7 @@ def _probe(
         raise SpecError(f"--out {escape_unprintable(str(out))} is a folder; name a file in it")
     os.environ.update(child_environment())  # before transformers is imported
     with open_progress("probing", "problems") as show:
-        found = probe_model(
-            request, registry=url, record=record, again=again, show=show, report=print_text
-        )
+        found = probe_model(request, registry=url, record=record, show=show, report=print_text)
     if out is not None:
         found.write_samples(out)
     if pictures is not None:
@@ -267,17 +244,8 @@ def _probe(
     if as_json:
         print_json(found.to_json(), allow_nan=False)
     else:
-        _show_probe_results(found.probes)
+        from rlx.cli.console import open_console
+        from rlx.cli.tables import show_probes
 
-
-def _show_probe_results(probes: "Sequence[RecordedProbe]") -> None:
-    from rlx.cli.console import open_console
-    from rlx.cli.tables import show_probes
-    from rlx.probe import render_probe_curve
-
-    console = open_console()
-    show_probes(probes, console)
-    for one in probes:
-        console.print(f"\n{one.suite}", style="bold")
-        console.print(render_probe_curve(one.figures, width=min(80, console.width)))
-    sys.stdout.flush()
+        show_probes(found.probes, open_console())
+        sys.stdout.flush()

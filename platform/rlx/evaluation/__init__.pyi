@@ -35,10 +35,8 @@ from .pictures import (
     INK,
     ORANGE,
     SERIES,
-    EvaluationPoint,
     TurnDistribution,
     build_figure,
-    draw_accuracy_and_ece,
     draw_bin_bar,
     draw_diagonal,
     draw_distributions,
@@ -48,7 +46,7 @@ from .pictures import (
     save_figure,
     style_axes,
 )
-from .reliability_text import render_bar, render_reliability_text
+from .reliability_text import render_reliability_text
 from .statistics import (
     FIGURES,
     EvaluationAnswers,
@@ -70,7 +68,6 @@ __all__ = [
     "ORANGE",
     "SERIES",
     "EvaluationAnswers",
-    "EvaluationPoint",
     "FirstContact",
     "ProblemDifference",
     "ScoredAnswer",
@@ -104,7 +101,6 @@ __all__ = [
     "compute_within_auroc",
     "correct_p_values",
     "describe_first_contact",
-    "draw_accuracy_and_ece",
     "draw_bin_bar",
     "draw_diagonal",
     "draw_distributions",
@@ -116,7 +112,6 @@ __all__ = [
     "measure_calibration",
     "read_answers",
     "recalibrate_confidences",
-    "render_bar",
     "render_reliability_text",
     "save_figure",
     "style_axes",

@@ -12,7 +12,6 @@ from .pictures import (
     agreement_line,
     draw_probe_curves,
     draw_verbal_against_sampled,
-    render_probe_curve,
 )
 from .questions import AssembledResponse, ProbeDialogue, build_response_tree
 from .statistics import (
@@ -45,7 +44,6 @@ __all__ = [
     "draw_probe_curves",
     "draw_verbal_against_sampled",
     "probe_model",
-    "render_probe_curve",
     "settings_of",
     "state_values",
 ]

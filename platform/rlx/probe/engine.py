@@ -150,57 +150,36 @@ def probe_model(
         seeds: one seed per problem, from which everything sampled for it is derived.
         show: called with the number of finished problems and their total.
     """
-    trees, table = _sample_answers(context, problems, seeds)
-    stated = collect_stated_confidences(
-        trees, table, [(t, x.policy_segments[0]) for t, x in enumerate(trees)]
-    )
-    answered = tuple(
-        _build_probed_answer(tree, t, table, tuple(stated[t]), spec, context)
-        for t, tree in enumerate(trees)
-    )
-    samples: list[ProbeSample] = []
-    for number, (one, tree) in enumerate(zip(answered, trees, strict=True)):
-        show(number, len(answered))
-        if one.reasoning is None:
-            continue
-        turn = tree.segments[tree.policy_segments[0]]
-        questions = build_probe_questions(
-            turn, one.reasoning, spec, context.speech, context.task, seeds[number]
-        )
-        samples += _score_continuations(number, one, questions, spec, context, seeds[number])
-    show(len(answered), len(answered))
-    return ProbeResult(answered, tuple(samples))
-
-
-def _sample_answers(
-    context: ProbeContext, problems: Sequence[Problem], seeds: Sequence[int]
-) -> tuple[list[RolloutTree], RewardTable]:
     with context.sampler.session() as session:
         trees = sample_rollout_trees(context.plan, problems, seeds, session, context.speech)
-    return trees, score_rollouts(trees, context.rewards, context.pool)
-
-
-def _build_probed_answer(
-    tree: RolloutTree,
-    number: int,
-    table: RewardTable,
-    stated: tuple[float, ...],
-    spec: ProbeSpec,
-    context: ProbeContext,
-) -> ProbedAnswer:
-    place = (number, tree.policy_segments[0])
-    turn = tree.segments[place[1]]
-    _, ends = context.speech.read(turn.token_ids)
-    return ProbedAnswer(
-        problem=tree.problem,
-        text=turn.text,
-        answer=_parse_canonical_answer(turn.text, spec, context.task),
-        correct=_is_correct(table, place, context.correct),
-        confidences=stated,
-        reasoning=find_reasoning(turn, ends, spec.span),
-        prompt_ids=tree.token_ids(turn.parent),
-        turn_ids=turn.token_ids,
-    )
+    table = score_rollouts(trees, context.rewards, context.pool)
+    places = [(t, tree.policy_segments[0]) for t, tree in enumerate(trees)]
+    stated = collect_stated_confidences(trees, table, places)
+    answered: list[ProbedAnswer] = []
+    samples: list[ProbeSample] = []
+    for (number, first), confidences in zip(places, stated, strict=True):
+        show(number, len(trees))
+        tree, seed = trees[number], seeds[number]
+        turn = tree.segments[first]
+        _, ends = context.speech.read(turn.token_ids)
+        one = ProbedAnswer(
+            problem=tree.problem,
+            text=turn.text,
+            answer=_parse_canonical_answer(turn.text, spec, context.task),
+            correct=_is_correct(table, (number, first), context.correct),
+            confidences=tuple(confidences),
+            reasoning=find_reasoning(turn, ends, spec.span),
+            prompt_ids=tree.token_ids(turn.parent),
+            turn_ids=turn.token_ids,
+        )
+        answered.append(one)
+        if one.reasoning is not None:
+            questions = build_probe_questions(
+                turn, one.reasoning, spec, context.speech, context.task, seed
+            )
+            samples += _score_continuations(number, one, questions, spec, context, seed)
+    show(len(trees), len(trees))
+    return ProbeResult(tuple(answered), tuple(samples))
 
 
 def _is_correct(table: RewardTable, place: tuple[int, int], name: str) -> bool | None:
@@ -228,14 +207,11 @@ def _score_continuations(
     seed: int,
 ) -> Iterator[ProbeSample]:
     """Samples and scores the continuations of every question; each question is a reward group."""
-    drawn = [
-        pair
-        for forced in (True, False)
-        if (those := [q for q in questions if q.forced is forced])
-        for pair in zip(
-            those, _sample_answers_to(those, answered, spec, context, seed), strict=True
-        )
-    ]
+    drawn: list[tuple[ProbeQuestion, list[tuple[AssembledResponse, bool]]]] = []
+    for forced in (True, False):
+        if those := [q for q in questions if q.forced is forced]:
+            groups = _sample_answers_to(those, answered, spec, context, seed)
+            drawn += zip(those, groups, strict=True)
     level = context.plan.levels[0]
     trees = [
         build_response_tree(
@@ -294,22 +270,19 @@ def _sample_answers_to(
         turn = turn.model_copy(update={"stop": (spec.close,)})
         rooms = [spec.max_new_tokens] * len(questions)
     groups = sample_continuations(context.sampler, requests, turn, rooms)
+
+    def assemble(question: ProbeQuestion, one: Completion) -> tuple[AssembledResponse, bool]:
+        # Given and sampled tokens are decoded together: separately they may decode differently.
+        ids = (*question.turn_ids, *one.token_ids)
+        whole, ends = context.speech.read(ids)
+        text, wrapped = close_forced_answer(question, whole, ends[len(question.turn_ids) - 1], spec)
+        reason = "stop" if question.forced else one.finish_reason
+        return AssembledResponse(ids, text, reason), wrapped
+
     return [
-        [_assemble_response(question, one, spec, context.speech) for one in group]
+        [assemble(question, one) for one in group]
         for question, group in zip(questions, groups, strict=True)
     ]
-
-
-def _assemble_response(
-    question: ProbeQuestion, completion: Completion, spec: ProbeSpec, speech: ProbeDialogue
-) -> tuple[AssembledResponse, bool]:
-    """Decodes given and sampled tokens together, since separately they may decode differently."""
-    ids = (*question.turn_ids, *completion.token_ids)
-    whole, ends = speech.read(ids)
-    prefix_length = ends[len(question.turn_ids) - 1]
-    text, wrapped = close_forced_answer(question, whole, prefix_length, spec)
-    reason = "stop" if question.forced else completion.finish_reason
-    return AssembledResponse(ids, text, reason), wrapped
 
 
 @dataclass(frozen=True, slots=True)
@@ -372,15 +345,23 @@ def state_values(
     # The last border is the end of the response, which is not continued.
     states = [(n, s, b) for n, cuts in enumerate(borders) for s, b in enumerate(cuts[:-1])]
     drawn = _sample_state_continuations(responses, states, context, samples)
-    trees = [
-        _build_continuation_tree(responses[n], b, group, context)
-        for (n, _, b), group in zip(states, drawn, strict=True)
-    ]
+    trees, level = [], context.plan.levels[0]
+    for (n, _, border), group in zip(states, drawn, strict=True):
+        one, written = responses[n], []
+        for completion in group:
+            ids = (*one.whole.token_ids[:border], *completion.token_ids)
+            text, _ = context.speech.read(ids)
+            written.append(AssembledResponse(ids, text, completion.finish_reason))
+        trees.append(build_response_tree(one.problem, one.prompt_ids, level, written))
     table = score_rollouts(trees, context.rewards, context.pool)
     found: list[list[float]] = [[] for _ in responses]
     spent = [0] * len(responses)
     for at, ((n, _, _), group) in enumerate(zip(states, drawn, strict=True)):
-        found[n].append(_compute_mean_score(table, at, len(group)))
+        scores = [table.total_score(at, (segment,)) for segment in range(1, len(group) + 1)]
+        known = [score for score in scores if score is not None]
+        if not known:  # an unknown value must not be taken for 0
+            raise RewardError("no continuation from some state of a response could be scored")
+        found[n].append(sum(known) / len(known))
         spent[n] += sum(len(c.token_ids) for c in group)
     return [
         StateValues(cuts, (*values, 0.0), tokens)
@@ -402,47 +383,13 @@ def _sample_state_continuations(
     drawn: dict[int, list[Completion]] = {}
     for number in sorted({s for _, s, _ in states}):
         those = [at for at, (_, s, _) in enumerate(states) if s == number]
-        requests = [
-            _build_state_request(responses[states[at][0]], *states[at][1:], samples) for at in those
-        ]
+        requests = []
+        for n, _, border in (states[at] for at in those):
+            one = responses[n]
+            seeds = tuple(derive_seed(one.seed, "state", number, i) for i in range(samples))
+            kept = (*one.prompt_ids, *one.whole.token_ids[:border])
+            requests.append(CompletionRequest(kept, None, seeds, is_last=True))
         rooms = [turn.max_new_tokens - states[at][2] for at in those]
         groups = sample_continuations(context.sampler, requests, turn, rooms)
         drawn |= dict(zip(those, groups, strict=True))
     return [drawn[at] for at in range(len(states))]
-
-
-def _build_state_request(
-    response: ValuedResponse, state: int, border: int, samples: int
-) -> CompletionRequest:
-    seeds = tuple(derive_seed(response.seed, "state", state, i) for i in range(samples))
-    context = (*response.prompt_ids, *response.whole.token_ids[:border])
-    return CompletionRequest(context, None, seeds, is_last=True)
-
-
-def _build_continuation_tree(
-    response: ValuedResponse, border: int, group: Sequence[Completion], context: ProbeContext
-) -> RolloutTree:
-    """Builds a tree of whole responses from the continuations of one state."""
-    kept = response.whole.token_ids[:border]
-    written = [
-        AssembledResponse(
-            ids := (*kept, *c.token_ids), context.speech.read(ids)[0], c.finish_reason
-        )
-        for c in group
-    ]
-    return build_response_tree(
-        response.problem, response.prompt_ids, context.plan.levels[0], written
-    )
-
-
-def _compute_mean_score(table: RewardTable, tree: int, count: int) -> float:
-    """Mean score of a tree's responses; unscored responses are left out.
-
-    Raises:
-        RewardError: no response was scored; an unknown value must not be taken for 0.
-    """
-    scores = [table.total_score(tree, (segment,)) for segment in range(1, count + 1)]
-    known = [one for one in scores if one is not None]
-    if not known:
-        raise RewardError("no continuation from some state of a response could be scored")
-    return sum(known) / len(known)

@@ -3,9 +3,7 @@
 from pathlib import Path
 
 from rlx.evaluation import (
-    EvaluationPoint,
     TurnDistribution,
-    draw_accuracy_and_ece,
     draw_distributions,
     draw_learning_curves,
     draw_reliability_diagram,
@@ -13,7 +11,7 @@ from rlx.evaluation import (
 from rlx.home import RunFolder
 from rlx.probe import draw_probe_curves, draw_verbal_against_sampled
 from rlx.record import recorded_probes
-from rlx_registry import EvaluationRecord, Registry
+from rlx_registry import Registry
 
 CURVES = (
     "train/reward_answer",
@@ -34,8 +32,8 @@ CURVES = (
     "environment/tokens_per_turn",
     "environment/token_share",
 )
-"""Metrics drawn after the mean of every reward, if the run has them; then what the environment
-reports of its turns."""
+"""Metrics drawn after the mean of every reward, if the run has them; then accuracy and ECE of every
+held-out set, and what the environment reports of its turns."""
 
 COLUMNS = 60
 """Approximate number of evenly spaced steps whose distributions are drawn."""
@@ -52,7 +50,8 @@ def draw_run_pictures(registry: Registry, run_id: str, folder: RunFolder) -> lis
     rewards = [f"rewards/{name}/mean" for scope in ("turn", "global") for name in spec[scope]]
     known = registry.queries.metric_names(run_id)
     reported = [name for name in known if name.startswith("environment/info/")]
-    names = [*rewards, *CURVES, *reported]
+    held_out = [n for n in known if n.startswith("eval/") and n.endswith(("/accuracy", "/ece"))]
+    names = [*rewards, *CURVES, *held_out, *reported]
     curves = registry.results.metrics(run_id, names)
     drawn = {name: curves[name] for name in names if len(curves.get(name, ())) > 1}
     if drawn:
@@ -61,7 +60,6 @@ def draw_run_pictures(registry: Registry, run_id: str, folder: RunFolder) -> lis
         made += draw_distributions(kinds, folder.pictures / "distributions")
     for path in made:
         registry.results.add_artifact(run_id, path, "picture")
-    made += draw_over_steps(registry, run_id, folder)
     return made + draw_probes(registry, run_id, folder)
 
 
@@ -74,44 +72,8 @@ def _collect_spreads(registry: Registry, run_id: str) -> dict[str, list[TurnDist
         for kind in sorted({row.turn for row in rows}):
             own = [row for row in rows if row.turn == kind]
             rewards = [row.reward for row in own if row.reward is not None]
-            kinds.setdefault(kind, []).append(
-                TurnDistribution(step, rewards, [r.n_tokens for r in own])
-            )
+            kinds.setdefault(kind, []).append((step, rewards, [r.n_tokens for r in own]))
     return kinds
-
-
-def draw_over_steps(registry: Registry, run_id: str, folder: RunFolder) -> list[Path]:
-    """Draws accuracy and ECE over steps of every held-out set evaluated more than once.
-
-    The run's own sets share one plot, and each suite evaluated by `rlx eval` has its own. All are
-    recorded as artifacts.
-
-    Returns:
-        The files.
-    """
-    made: list[Path] = []
-    families: dict[Path, dict[str, dict[int, EvaluationRecord]]] = {}
-    for found in sorted(registry.results.evaluations(run_id), key=lambda e: e.at):
-        kind, *rest = found.suite.split("/")
-        if kind == "probe":
-            continue
-        place = folder.pictures / f"suite-{rest[0]}" if rest else folder.pictures
-        label = rest[-1] if rest else kind
-        families.setdefault(place, {}).setdefault(label, {})[found.step] = found
-    for place, sets in families.items():
-        several = {
-            label: [
-                EvaluationPoint.from_evaluation(step, e.metrics, e.payload)
-                for step, e in sorted(by_step.items())
-            ]
-            for label, by_step in sets.items()
-            if len(by_step) > 1
-        }
-        if several:
-            made += draw_accuracy_and_ece(several, place / "over_steps")
-    for path in made:
-        registry.results.add_artifact(run_id, path, "picture")
-    return made
 
 
 def draw_probes(registry: Registry, run_id: str, folder: RunFolder) -> list[Path]:
