@@ -206,7 +206,7 @@ class Run:
         return target
 
     def check(self, step: int | None = None) -> "AuditReport":
-        """Computes the run's scores, masks, rewards, advantages and probes again from its records.
+        """Computes the run's scores, masks, rewards and advantages again from its records.
 
         Args:
             step: only this one; None checks all that are stored.

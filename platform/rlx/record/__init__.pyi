@@ -8,12 +8,10 @@ from .mlflow_tracker import MLFLOW_ENVIRONMENT, prepare_store
 from .recorder import Recorder
 from .rollouts import (
     Role,
-    StoredPoint,
     StoredStep,
     TrainedRows,
     probe_table,
     read_pieces,
-    read_probe,
     read_step,
     recorded_probes,
 )
@@ -33,7 +31,6 @@ __all__ = [
     "MLFLOW_START_PAGE",
     "Recorder",
     "Role",
-    "StoredPoint",
     "StoredStep",
     "TrackerThreads",
     "TrackerUnavailableError",
@@ -48,7 +45,6 @@ __all__ = [
     "prepare_store",
     "probe_table",
     "read_pieces",
-    "read_probe",
     "read_step",
     "recorded_probes",
     "retry_registry_call",

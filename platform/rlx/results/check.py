@@ -1,9 +1,7 @@
-"""Check a run's records: rewards, masks and credit must follow from the stored rollouts, and scores
-of probes from their samples.
+"""Check a run's records: rewards, masks and credit must follow from the stored rollouts.
 
 Each figure is recomputed from the stored scores, mask and streams, never from other stored results,
-so a wrong figure is reported under its own name. The run is not modified. Rollouts use the plugins
-and options of their phase; probes use those of the base experiment.
+so a wrong figure is reported under its own name. The run is not modified.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -25,9 +23,8 @@ from rlx.errors import RlxError
 from rlx.home import RunFolder
 from rlx.launch import locate_run_folder
 from rlx.phase_setup import PhaseSetup, build_setup
-from rlx.probe import build_response_tree
 from rlx.progress import ShowProgress, ignore_progress
-from rlx.record import StoredPoint, StoredStep, read_probe, read_step
+from rlx.record import StoredStep, read_step
 from rlx.results.rescoring import credit_stored_rows, flatten_stored_rows
 from rlx.results.stored_steps import select_rollout_steps
 from rlx.reward import NamedReward, Place, RewardEntry, RewardPool, RewardTable, rescore_rollouts
@@ -52,7 +49,6 @@ IDENTITIES = {
     "returns": ("returns match the estimator's", "tokens"),
     "weights": ("weights match the loss's aggregation", "tokens"),
     "totals": ("row scores are sums of their rewards", "rows"),
-    "probe_scores": ("stored probe scores match the plugins'", "scores"),
 }
 """What must hold, and what is counted, by name. Those of a step rely on those before them."""
 
@@ -141,7 +137,7 @@ def check_run(
     *,
     show: ShowProgress = ignore_progress,
 ) -> AuditReport:
-    """Checks stored steps and probes of a run.
+    """Checks the stored steps of a run, and that its files are the recorded ones.
 
     Args:
         registry: registry that holds the run.
@@ -164,10 +160,10 @@ def check_run(
     )
     done, spec = count(1), ExperimentSpec.from_record(run.spec)
     tallies = {name: IdentityTally(name, *about) for name, about in IDENTITIES.items()}
-    setups: dict[str | None, PhaseSetup] = {}
+    setups: dict[str, PhaseSetup] = {}
     unchecked, notes = dict[str, None](), dict[str, None]()  # each line once, in order
 
-    def get_setup(phase: str | None) -> PhaseSetup:
+    def get_setup(phase: str) -> PhaseSetup:
         if phase not in setups:
             setups[phase], lost, remarks = _build_phase(spec, phase, run)
             unchecked.update(dict.fromkeys(lost))
@@ -184,10 +180,7 @@ def check_run(
                 check_step(number, read_step(table), setup, body.statistics, pool, tallies)
             show(next(done), len(steps) + len(probes))
         for at, path, sha256 in probes:
-            table = _load_body(folder, at, path, sha256, tallies["bodies"])
-            if table is not None:
-                tally = tallies["probe_scores"]
-                _check_probe(at, read_probe(table), get_setup(None), pool, tally)
+            _load_body(folder, at, path, sha256, tallies["bodies"])
             show(next(done), len(steps) + len(probes))
     return AuditReport(
         run=run.id,
@@ -211,25 +204,22 @@ def _load_body(
 
 
 def _build_phase(
-    spec: ExperimentSpec, name: str | None, run: RunRecord
+    spec: ExperimentSpec, name: str, run: RunRecord
 ) -> tuple[PhaseSetup, list[str], list[str]]:
-    """Builds the phase called `name`; None stands for the base experiment.
+    """Builds the phase called `name`.
 
     Returns:
         The setup with the rewards that can be scored on this machine, what is not checked for lack
         of the others, and what has become of the plugins.
     """
     phases = {phase.name: phase for phase in spec.phases}
-    here, unchecked = _drop_unscorable_rewards(
-        spec if name is None else spec.resolve_phase_spec(phases[name])
-    )
+    here, unchecked = _drop_unscorable_rewards(spec.resolve_phase_spec(phases[name]))
     plugins = resolve_plugins(here)
     notes = [
         *describe_plugin_changes(plugins.provenance, run.plugins),
         *describe_data_changes(plugins.list_records(), run.plugins),
     ]
-    has_observations = name is not None and isinstance(here.rollout, MultiTurnRolloutSpec)
-    if has_observations and plugins.mask.reaches_beyond():
+    if isinstance(here.rollout, MultiTurnRolloutSpec) and plugins.mask.reaches_beyond():
         notes.insert(
             0,
             f"phase {name!r}: mask {here.mask.plugin!r} covers more than the policy's own "
@@ -367,42 +357,6 @@ Scores = dict[tuple[str, Place, str], RewardEntry]
 """By scope, place and name."""
 Difference = tuple[Place, str, Value, Value]
 """Place of a score, the name of what differs, its stored and its expected value."""
-
-
-def _check_probe(
-    step: int,
-    points: Sequence[StoredPoint],
-    setup: PhaseSetup,
-    pool: RewardPool,
-    tally: IdentityTally,
-) -> None:
-    """Checks that rescoring the stored texts of a probe gives the stored scores.
-
-    Args:
-        step: step of the run.
-        points: stored points of the probe.
-        setup: setup of the base experiment, which probes use in every phase.
-        pool: workers that score rewards.
-        tally: what the result is added to.
-    """
-    level = setup.plan.levels[0]
-    trees = [build_response_tree(p.problem, (), level, p.responses) for p in points]
-    places = [
-        ((t, s), point, s - 1) for t, point in enumerate(points) for s in trees[t].policy_segments
-    ]
-    stored = RewardTable(
-        turns={place: point.rewards[i] for place, point, i in places},
-        dropped=frozenset(),
-        faults={},
-        rollouts={place: point.global_rewards[i] for place, point, i in places},
-    )
-    wrong = []
-    checked, differing = _rescore(trees, stored, setup.rewards, pool)
-    for (t, s), what, then, now in differing:
-        point = points[t]
-        where = f"{point.scheme}, point {point.point}, sample {s - 1}, of {point.problem.id}"
-        wrong.append(Violation(step=step, what=f"{what} ({where})", stored=then, expected=now))
-    tally.add(checked, wrong)
 
 
 def _rescore(
