@@ -4,7 +4,6 @@ import json
 import random
 import re
 import shutil
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -39,10 +38,6 @@ class Sayings:
         "nothing",
     )
     confidences = ("<confidence>0.9</confidence>", "<confidence>0.2</confidence>", "who knows")
-
-    @contextmanager
-    def session(self):
-        yield self
 
     def generate(self, requests, sampling):
         says = self.confidences if "confidence" in sampling.spans else self.answers

@@ -13,20 +13,18 @@ from .pictures import (
     draw_probe_curves,
     draw_verbal_against_sampled,
 )
-from .questions import AssembledResponse, ProbeDialogue, build_response_tree
+from .questions import ProbeDialogue
 from .statistics import (
     GRID,
     RecordedProbe,
     build_recorded_probe,
     compute_agreement,
-    compute_area_over_curve,
     compute_settings_digest,
     settings_of,
 )
 
 __all__ = [
     "GRID",
-    "AssembledResponse",
     "ProbeContext",
     "ProbeDialogue",
     "ProbeResult",
@@ -37,9 +35,7 @@ __all__ = [
     "agreement_line",
     "build_probe_response",
     "build_recorded_probe",
-    "build_response_tree",
     "compute_agreement",
-    "compute_area_over_curve",
     "compute_settings_digest",
     "draw_probe_curves",
     "draw_verbal_against_sampled",

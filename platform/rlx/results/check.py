@@ -276,11 +276,11 @@ def check_step(
     }
     wrong = []
     places, differing = _rescore(stored.trees, stored.rewards, setup.rewards, pool)
-    for (t, s), what, then, now in differing:
+    for (t, s), what, held, new in differing:
         turn = stored.trees[t].segments[s].turn
         row = row_of.get((t, s))
         wrong.append(
-            Violation(step=step, tree=t, row=row, turn=turn, what=what, stored=then, expected=now)
+            Violation(step=step, tree=t, row=row, turn=turn, what=what, stored=held, expected=new)
         )
     tallies["scores"].add(places, wrong)
     tokens = int(stored_rows.own.sum())
@@ -306,8 +306,8 @@ def check_step(
             is_exact = exact.get(name, False)
             _compare(tally, step, scored, name, (then, now), learning, exact=is_exact)
         elif then is not now:
-            held, wanted = ("none", "one") if then is None else ("one", "none")
-            tally.add(0, [Violation(step=step, what=name, stored=held, expected=wanted)])
+            sides = ("none", "one") if then is None else ("one", "none")
+            tally.add(0, [Violation(step=step, what=name, stored=sides[0], expected=sides[1])])
     totals = tallies["totals"]
     for name, now in vars(train.scores).items():
         if (then := stored_rows.scores.get(name)) is not None:
