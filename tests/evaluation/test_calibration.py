@@ -20,16 +20,11 @@ from rlx.evaluation.calibration import (
     compute_equal_mass_ece,
     compute_expected_calibration_error,
     compute_maximum_calibration_error,
-    compute_risk_coverage,
     compute_wilson_interval,
     compute_within_auroc,
     measure_calibration,
     stratum_predictor,
 )
-
-# Golden g28: two pairs of ties (0.3 is both), and confidences on the edges of bins.
-CORRECT = [1, 1, 0, 1, 0, 0, 1, 0]
-CONFIDENCE = [0.95, 0.9, 0.85, 0.7, 0.6, 0.3, 0.3, 0.1]
 
 tenths = st.integers(0, 10).map(lambda k: k / 10)
 pairs = st.lists(st.tuples(st.integers(0, 1), tenths | st.floats(0, 1)), min_size=1, max_size=30)
@@ -47,34 +42,10 @@ def leaves(tree, path=""):
     return {k: v for key, node in items for k, v in leaves(node, f"{path}.{key}").items()}
 
 
-def test_the_worked_example():
-    c = measure_calibration(CORRECT, CONFIDENCE)
-    wanted = {
-        "n": 8, "accuracy": 0.5, "unparsable": 0, "mean_confidence": 0.5875, "signed_gap": 0.0875,
-        "brier": 0.221875, "brier_skill": 0.1125, "ece": 0.3, "mce": 0.85, "auroc": 0.78125,
-    }  # fmt: skip
-    assert {name: c[name] for name in wanted} == pytest.approx(wanted)
-    bins = enumerate(c["bins"])
-    held = [(i, b["n"], b["confidence"], b["accuracy"]) for i, b in bins if b["n"]]
-    wanted = [(1, 1, 0.1, 0), (3, 2, 0.3, 0.5), (6, 1, 0.6, 0), (7, 1, 0.7, 1), (8, 1, 0.85, 0)]
-    for got, want in zip(held, [*wanted, (9, 2, 0.925, 1)], strict=True):
-        assert got == pytest.approx(want)
-
-
 def find_ordered_risk(pairs):
     """The share of wrong answers among the first k by confidence, in one order of ties."""
     y, c = split(pairs)
     return np.cumsum(1 - y[np.argsort(-c, kind="stable")]) / np.arange(1, len(y) + 1)
-
-
-def test_the_worked_example_of_selective_answering():
-    risk = [0.0, 0.0, 1 / 3, 0.25, 0.4, 0.5, 3 / 7, 0.5]
-    pairs = [*zip(CORRECT, CONFIDENCE, strict=True)]
-    assert find_ordered_risk(pairs) == pytest.approx(risk)
-    assert find_ordered_risk(pairs).mean() == pytest.approx(0.301488095238)
-    risk[5] = (3 / 6 + 2 / 6) / 2  # whichever of the two ties comes first
-    assert compute_risk_coverage(CORRECT, CONFIDENCE) == pytest.approx(risk)
-    assert compute_accuracy_at_coverage(CORRECT, CONFIDENCE, 0.5) == 0.75
 
 
 @each_row("dtype", [np.float64, np.float32])

@@ -9,7 +9,6 @@ import gzip
 import hashlib
 import json
 import os
-import sys
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
@@ -26,7 +25,7 @@ from rlx.evaluation import (
     draw_suite,
     read_answers,
 )
-from rlx.home import format_path, get_rlx_home
+from rlx.home import get_rlx_home
 from rlx.launch import locate_run_folder, open_registry
 from rlx.model import compute_model_fingerprint
 from rlx.phase_setup import PhaseSetup, build_setup
@@ -352,16 +351,11 @@ def _compute_answers_digest(setup: PhaseSetup, suite: SuiteSpec, mark: str) -> s
 
 
 def _load_answer_batch(path: Path) -> list[ScoredAnswer] | None:
-    """Reads a cached batch; None if it is missing or unreadable."""
+    """Reads a cached batch; None if it is missing, or damaged and thus answered again."""
     try:
         kept = json.loads(gzip.decompress(path.read_bytes()))
         return [ScoredAnswer.from_json(record) for record in kept]
-    except FileNotFoundError:
-        return None
-    except (OSError, EOFError, zlib.error, ValueError, TypeError, LookupError) as error:
-        reason = f"{format_path(path)} cannot be read ({error})"
-        warning = f"warning: {reason}: its problems are answered again"
-        print(escape_unprintable(warning), file=sys.stderr, flush=True)
+    except (OSError, EOFError, zlib.error, ValueError, TypeError, LookupError):
         return None
 
 
