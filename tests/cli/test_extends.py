@@ -160,4 +160,3 @@ def test_editors_accept_changes_and_refuse_unknown_keys(files):
         assert [error.message for error in validator.iter_errors(tree)] == [], name
     assert list(validator.iter_errors({"extends": "base.yaml", "sede": 1}))
     assert list(validator.iter_errors({"extends": "base.yaml", "optimizer": {"rate": 1}}))
-    assert list(validator.iter_errors({"name": "mine"}))

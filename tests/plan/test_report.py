@@ -78,7 +78,7 @@ def test_text_of_tokens_is_the_text(plan, trial):
         )
 
 
-def test_group_statistics_and_shares(plan):
+def test_group_statistics(plan):
     phase = plan("rlcr").phases[-1]
     by_number = {row.row: row for row in phase.rows}
     assert sorted(n for g in phase.groups for n in g.rows) == sorted(by_number)
@@ -86,8 +86,6 @@ def test_group_statistics_and_shares(plan):
         scores = [by_number[n].score for n in group.rows]
         assert group.mean == pytest.approx(sum(scores) / len(scores))
         assert {by_number[n].parent for n in group.rows} == {group.parent}
-    assert sum(kind.share_of_tokens for kind in phase.kinds) == pytest.approx(1)
-    assert sum(kind.share_of_gradient for kind in phase.kinds) == pytest.approx(1)
 
 
 def test_shown_are_an_answer_that_scored_one_that_failed_and_their_confidences(plan):

@@ -98,8 +98,7 @@ def _check_machine(*, as_json: bool) -> int:
     from rlx.plan import inspect_machine
 
     parts = tuple(inspect_machine(os.environ.get("RLX_REGISTRY") or DEFAULT_REGISTRY))
-    findings = [part.finding for part in parts if part.finding]
-    ready = not any(finding.severity == "error" for finding in findings)
+    ready = not any(part.required and part.state == "broken" for part in parts)
     if as_json:
         print_json({"ready": ready, "findings": [asdict(part) for part in parts]})
     else:

@@ -169,7 +169,7 @@ def _load_checked_plugin(
         PluginFault: the plugin cannot be imported, which is tried in another process first.
         SpecError: the options do not fit, or required ones are missing.
     """
-    module, _, attribute = found.value.partition(":")
+    module, _, attribute = found.entry_point.partition(":")
     died = first_import(module, attribute.partition(".")[0]).died
     if died is not None:
         raise PluginFault(build_plugin_diagnostic(found, f"cannot be imported: {died}"))
@@ -227,7 +227,7 @@ _plain = re.compile(r"[\w./+*-]+").fullmatch
 
 def show_plugin_page(found: InstalledPlugin, plugin: type[Plugin]) -> None:
     """Prints what `rlx plugins show` shows of a plugin."""
-    head = f"{found.name}  ({found.kind}, {found.source}, {found.value})"
+    head = f"{found.name}  ({found.kind}, {found.source}, {found.entry_point})"
     text = cleandoc(plugin.__doc__ or "No description.")
     rows = list(_list_option_rows(plugin))
     heads = ("OPTION", "TYPE", "DEFAULT", "MEANING")

@@ -10,7 +10,7 @@ import click
 
 from rlx.cli.output import format_json, print_json, print_report, print_text
 from rlx.cli.verb_group import format_error_text, overrides_option
-from rlx.discovery import ExperimentPlugins, load_all_plugins
+from rlx.discovery import ExperimentPlugins, list_installed_plugins
 from rlx.errors import RlxError, SpecError
 from rlx.importing import forbid_downloads
 from rlx.plan import check_file, find_missing_parts, require_showable_texts
@@ -122,10 +122,13 @@ def _build_outcome_json(path: Path, outcome: Outcome) -> dict[str, Any]:
 
 
 def _write_schema(output: Path | None) -> None:
-    """Writes the JSON Schema of experiments, with the options of installed plugins."""
+    """Writes the JSON Schema of experiments, with the names of installed plugins."""
     from rlx.spec import experiment_schema  # imported here: it parses the models' source
 
-    text = format_json(experiment_schema(load_all_plugins()), indent=2) + "\n"
+    names: dict[str, list[str]] = {}
+    for plugin in list_installed_plugins():
+        names.setdefault(plugin.kind, []).append(plugin.name)
+    text = format_json(experiment_schema(names), indent=2) + "\n"
     if output is None:
         return print_text(text, nl=False)
     if output.is_dir():

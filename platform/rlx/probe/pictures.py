@@ -78,7 +78,18 @@ def draw_verbal_against_sampled(probes: Sequence[RecordedProbe], path: Path) -> 
     )
     for column, probe in enumerate(selected):
         _draw_verbal_points(axes[0][column], probe)
-        _draw_verbal_counts(axes[1][column], probe.verbal)
+        lower = axes[1][column]
+        style_axes(lower)
+        for one in compute_verbal_bins(probe.verbal):
+            count = one.mc_p_correct.n
+            draw_bin_bar(lower, (one.low, one.high), count, count, FAINT)
+        lower.margins(y=0.25)
+        lower.set_xlabel("verbal_conf", color=INK)
+        if (found := compute_agreement(probe.verbal)) is not None:
+            lower.text(
+                0.5, -0.62, agreement_line(found), transform=lower.transAxes, ha="center",
+                va="top", fontsize=7.5, color=FAINT,
+            )  # fmt: skip
     axes[0][0].set_ylabel("mc_p_correct", color=INK)
     axes[1][0].set_ylabel("answers", color=INK)
     return save_figure(drawn, path)
@@ -104,7 +115,8 @@ def _draw_suite_column(axes: Sequence[Any], suite: str, steps: Sequence[Recorded
     lines = []
     shades = LinearSegmentedColormap.from_list("steps", ["#9CCBE8", "#003A5C"])
     for number, probe in enumerate(steps):
-        figures, shade = probe.figures, shades(number / max(len(steps) - 1, 1))
+        figures = probe.figures
+        shade = BLUE if len(steps) == 1 else shades(number / (len(steps) - 1))
         banded = len(steps) <= 3 or number in (0, len(steps) - 1)
         lines.append(_draw_band_line(upper, figures["p_correct"], shade, banded))
         _draw_band_line(lower, figures["same"], shade, banded)
@@ -170,27 +182,12 @@ def _draw_verbal_points(axis: Any, probe: RecordedProbe) -> None:
         named = f"{len(rows)} {label}"
         axis.scatter(x, y, s=26, marker=mark, color=colour, alpha=0.55, linewidth=1.1, label=named)
     bins = compute_verbal_bins(probe.verbal)
-    x, y = [b.verbal_conf for b in bins], [b.mc_p_correct for b in bins]
-    ends = [b.interval or (b.mc_p_correct, b.mc_p_correct) for b in bins]
-    low = [mean - end[0] for mean, end in zip(y, ends, strict=True)]
-    high = [end[1] - mean for mean, end in zip(y, ends, strict=True)]
+    x, y = [b.verbal_conf for b in bins], [b.mc_p_correct.mean for b in bins]
+    low = [0.0 if m.low is None else m.mean - m.low for m in (b.mc_p_correct for b in bins)]
+    high = [0.0 if m.high is None else m.high - m.mean for m in (b.mc_p_correct for b in bins)]
     axis.errorbar(
         x, y, yerr=(low, high), color=INK, linewidth=1.4, elinewidth=1, capsize=3, marker="s",
         markersize=4, label="mean of a bin, 95 %", zorder=4,
     )  # fmt: skip
     axis.set_title(f"step {probe.step}", loc="left", color=INK, fontsize=11, fontweight="bold")
     axis.legend(loc="upper left", fontsize=7.5, labelcolor=INK, framealpha=0.85)
-
-
-def _draw_verbal_counts(axis: Any, rows: Sequence[Figures]) -> None:
-    style_axes(axis)
-    for b in compute_verbal_bins(rows):
-        draw_bin_bar(axis, (b.low, b.high), b.n, b.n, FAINT)
-    axis.margins(y=0.25)
-    found = compute_agreement(rows)
-    caption = "" if found is None else agreement_line(found)
-    axis.set_xlabel("verbal_conf", color=INK)
-    axis.text(
-        0.5, -0.62, caption, transform=axis.transAxes, ha="center", va="top", fontsize=7.5,
-        color=FAINT,
-    )  # fmt: skip

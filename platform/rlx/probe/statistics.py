@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rlx.evaluation import compute_seed_mean
+from rlx.evaluation import SeedMean, compute_seed_mean
 from rlx.probe.engine import ProbeResult, ProbeSample
 from rlx.probe.questions import CutPoint
 from rlx.seeding import derive_seed
@@ -120,10 +120,6 @@ def compute_scheme_figures(probed: ProbeResult, scheme: Scheme, seed: int) -> di
     }
 
 
-Curve = Sequence[PointFigures]
-"""The points of one problem, from no reasoning to all of it."""
-
-
 def compute_area_over_curve(shares: Sequence[float], same: Sequence[float]) -> float:
     """1 minus the exact area under the piecewise linear same-answer curve.
 
@@ -138,7 +134,9 @@ def compute_area_over_curve(shares: Sequence[float], same: Sequence[float]) -> f
 
 
 def _compute_curve_bands(
-    curves: Iterable[Curve], value: Callable[[PointFigures], float], seed: int
+    curves: Iterable[Sequence[PointFigures]],
+    value: Callable[[PointFigures], float],
+    seed: int,
 ) -> list[dict[str, float | None]]:
     """Mean over curves, with its interval, at each share of `GRID`."""
     rows = [np.interp(GRID, [p.point.share for p in c], [value(p) for p in c]) for c in curves]
@@ -204,18 +202,14 @@ class VerbalBin:
 
     Attributes:
         low, high: edges of the bin.
-        n: number of answers.
-        verbal_conf, mc_p_correct: means over the answers.
-        interval: 95 % interval of the mean `mc_p_correct`, by Student's t, clipped to [0, 1]; None
-            for fewer than three answers.
+        verbal_conf: mean over the answers.
+        mc_p_correct: mean over the answers, with its interval.
     """
 
     low: float
     high: float
-    n: int
     verbal_conf: float
-    mc_p_correct: float
-    interval: tuple[float, float] | None
+    mc_p_correct: SeedMean
 
 
 def compute_agreement(rows: Sequence[Figures]) -> Agreement | None:
@@ -237,22 +231,15 @@ def compute_verbal_bins(rows: Sequence[Figures], bins: int = 10) -> list[VerbalB
         return []
     stated, sampled = _split_confidence_columns(rows)
     places = np.minimum((stated * bins).astype(int), bins - 1)
-    found = []
-    for place in sorted(set(places.tolist())):
-        own = places == place
-        right = compute_seed_mean(sampled[own].tolist(), (0.0, 1.0))
-        interval = None if right.low is None or right.high is None else (right.low, right.high)
-        found.append(
-            VerbalBin(
-                low=place / bins,
-                high=(place + 1) / bins,
-                n=right.n,
-                verbal_conf=float(stated[own].mean()),
-                mc_p_correct=right.mean,
-                interval=interval,
-            )
+    return [
+        VerbalBin(
+            low=place / bins,
+            high=(place + 1) / bins,
+            verbal_conf=float(stated[places == place].mean()),
+            mc_p_correct=compute_seed_mean(sampled[places == place].tolist(), (0.0, 1.0)),
         )
-    return found
+        for place in sorted(set(places.tolist()))
+    ]
 
 
 def _split_confidence_columns(rows: Sequence[Figures]) -> tuple[Floats, Floats]:

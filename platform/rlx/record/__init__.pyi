@@ -11,7 +11,6 @@ from .rollouts import (
     StoredStep,
     TrainedRows,
     probe_table,
-    read_pieces,
     read_step,
     recorded_probes,
 )
@@ -44,7 +43,6 @@ __all__ = [
     "open_senders",
     "prepare_store",
     "probe_table",
-    "read_pieces",
     "read_step",
     "recorded_probes",
     "retry_registry_call",

@@ -57,7 +57,6 @@ from rlx.run import (
     draw_held_out_problems,
     draw_probes,
     probe_problems,
-    record_probe_results,
 )
 from rlx.spec import OWN_SUITE, ExperimentSpec, ProbeSpec, SetSpec, SuiteSpec
 from rlx.spec.reading import InvalidSpec, apply_overrides, label_refusal, read_suite
@@ -505,7 +504,7 @@ def _record_new_probes(found: ModelProbe, run: RunRecord, url: str, report: Repo
         path = folder.probe(step)
         path = path.with_name(f"{path.stem}_{marks}{path.suffix}")
         recorder = Recorder(registry, run.id, keep_bodies=True)
-        record_probe_results(recorder, new, found.result, "after", path)
+        recorder.probe(new, found.result, "after", path)
         draw_probes(registry, run.id, folder)
         update_trackers(registry, run, report)
     return [one.suite for one in new]
