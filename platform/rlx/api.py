@@ -219,7 +219,7 @@ class Run:
             return check_run(registry, registry.run(self.id), step)
 
     def plot(self) -> "Pictures":
-        """Draws what is recorded so far: calibration, curves, distributions, probes.
+        """Draws what is recorded so far: calibration, curves, probes.
 
         The files are in the run's folder, and replace earlier ones; trackers have those of a run
         that has ended.

@@ -268,7 +268,7 @@ def test_trajectories_are_the_credit_of_tokens(run, printed):
 def test_what_is_drawn_is_shown_by_a_notebook(run):
     drawn = run.plot()
     stems = {file.stem for file in drawn.files}
-    assert {"reliability", "curves", "distributions"} <= stems
+    assert {"reliability", "curves"} <= stems
     assert {file.suffix for file in drawn.files} == {".png", ".svg"}
     shown = drawn._repr_html_()
     assert all(f'alt="{stem}"' in shown for stem in stems)

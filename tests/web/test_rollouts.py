@@ -217,23 +217,6 @@ def test_the_same_problem_at_two_steps_side_by_side(plain):
     assert plain.get(f"{STEP}?problem=p0 plain&against=9").status_code == 404
 
 
-def test_the_same_problem_in_two_runs_side_by_side(plain):
-    data = plain.twin(f"{STEP}?problem=p0 plain&beside=2")
-    assert data["problem_runs"] == {"r-0002": 3}
-    other = data["beside"]
-    assert (other["run"]["id"], other["step"]) == ("r-0002", 3), "the step nearest to this one"
-    page = plain.page(f"{STEP}?problem=p0 plain&beside=2")
-    assert {"row-3-0", "r-0002-row-3-0"} <= set(page.values("id"))
-    assert {"/runs/r-0001/rollouts/3/0", "/runs/r-0002/rollouts/3/0"} <= set(page.values("href"))
-    earlier = plain.twin(f"{STEP}?problem=p0 plain&beside=2&against=1")["beside"]
-    assert (earlier["run"]["id"], earlier["step"]) == ("r-0002", 1)
-    link = f"{STEP}?problem=p0%20plain&beside=r-0002"
-    assert link in plain.page(f"{STEP}?problem=p0 plain").values("href")
-    for wrong in ("beside=r-0009", "beside=2&against=9"):
-        assert plain.get(f"{STEP}?problem=p0 plain&{wrong}").status_code == 404
-    assert plain.twin(f"{STEP}?beside=2")["beside"] is None, "of no problem in particular"
-
-
 def test_what_was_said_of_the_batch(plain):
     statistics = {"phase": "plain", "beta": 0.125, "note": "plain"}
     assert plain.twin(STEP)["statistics"] == statistics

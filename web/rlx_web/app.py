@@ -150,12 +150,11 @@ def _add_runs(both: _PageAndJson, opened: Any, find_link: FindLink) -> None:
         step: int,
         query: Annotated[RolloutQuery, Depends(_parse_rollout_query)],
         against: Annotated[str, Query(pattern="^[0-9]{0,9}$")] = "",
-        beside: Text = "",
         page: Page = 1,
     ) -> dict[str, Any]:
         _check_row_numbers(step)
         other = int(against) if against else None
-        return build_rollouts_page(registry, ref, step, query, other, page, beside)
+        return build_rollouts_page(registry, ref, step, query, other, page)
 
     @both("/runs/{ref}/log", "log.html")
     def _serve_log(
@@ -232,9 +231,8 @@ def _add_polled_routes(app: FastAPI, opened: Any) -> None:
         registry: opened,
         ref: str,
         name: Annotated[list[Name], Query(max_length=100)] = [],  # noqa: B006
-        smooth: bool = False,
     ) -> Response:
-        return _build_json_response(build_run_curves(registry, ref, name, smooth))
+        return _build_json_response(build_run_curves(registry, ref, name))
 
     @app.get("/runs/{ref}/files/{path:path}", response_class=StreamingResponse)
     def _serve_file(registry: opened, ref: str, path: str) -> Response:

@@ -247,7 +247,7 @@ def _format_run_age(created: float) -> str:
 def status(run: str, values: bool, pictures: bool, as_json: bool, url: str) -> int | None:
     """Show how RUN is doing, or how it went; RUN is an id, a number or `latest`.
 
-    The plots of --pictures show calibration, curves, distributions and probes. They replace
+    The plots of --pictures show calibration, curves and probes. They replace
     earlier ones, and those of a run that has ended are sent to its trackers too.
     """
     if pictures:

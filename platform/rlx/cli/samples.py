@@ -131,7 +131,7 @@ def _write_rollout_rows(
 ) -> None:
     """Writes rows of a step as JSON Lines, in order."""
     from rlx.home import format_path
-    from rlx.record import read_pieces, read_step
+    from rlx.record import read_step
 
     if file.is_dir():
         raise SpecError(f"--export {escape_unprintable(str(file))} is a folder; name a file in it")
@@ -140,7 +140,7 @@ def _write_rollout_rows(
     table = read_body(locate_run_folder(run).root / body.path, body.sha256)
     stored = read_step(table)
     about = {"run": run.id, "step": step, "phase": body.statistics["phase"]}
-    lines = json_lines(stored, rows, about, read_pieces(table))
+    lines = json_lines(stored, rows, about, table["pieces"].to_pylist())
     if str(file) == "-":
         for line in lines:
             print_text(line)

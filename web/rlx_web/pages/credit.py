@@ -53,7 +53,7 @@ def build_credit_page(
     """
     record = registry.run(ref)
     tree = _find_row_tree(registry, record, step, row)
-    index = {i.row: i for i in registry.queries.tree_rows(record.id, step, [tree])}
+    index = {i.row: i for i in registry.results.rollout_index(record.id, step, [tree])}
     own = index[row]
     bodies, missing = load_tree_records(registry, record, step, [tree])
     body = bodies.get(tree)

@@ -152,20 +152,10 @@ def live_run(registry: Registry, ref: str, after: int, event: int) -> dict[str, 
     }
 
 
-def build_run_curves(
-    registry: Registry, ref: str, names: Sequence[str], smooth: bool
-) -> dict[str, Any]:
-    """Some curves of a run, downsampled if the run is long.
-
-    Args:
-        smooth: also return means over buckets of `width` steps, for smoothing.
-    """
+def build_run_curves(registry: Registry, ref: str, names: Sequence[str]) -> dict[str, Any]:
+    """Some curves of a run, downsampled if the run is long."""
     record = registry.run(ref)
-    response = {"run": record.id, "curves": registry.queries.curves(record.id, names)}
-    if not smooth:
-        return response
-    width, means = registry.queries.stretch_means(record.id, names)
-    return response | {"width": width, "means": means}
+    return {"run": record.id, "curves": registry.queries.curves(record.id, names)}
 
 
 def build_run_summary(record: RunRecord) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import { around, columns, nearest, number, smoothed, visible } from "/static/cha
 const COLOURS = 6, HEIGHT = 150, FAINT = "40";
 const FONT = "10px system-ui, sans-serif";
 
-/** @typedef {{label: string, points: [number, number][], means?: [number, number][], width?: number}} Curve */
+/** @typedef {{label: string, points: [number, number][]}} Curve */
 
 const theme = matchMedia("(prefers-color-scheme: dark)");
 const ink = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
@@ -78,10 +78,7 @@ export class Board {
 
   #fields() { return ["smooth", "log", "from", "to"].map((name) => this.#form.elements[name]); }
 
-  /** A curve as smoothed: of the means over buckets of steps, so the weight of a step is raised to their width. */
-  #line({ points, means, width = 1 }) {
-    return this.weight ? smoothed(means?.length ? means : points, this.weight ** width) : points;
-  }
+  #line({ points }) { return this.weight ? smoothed(points, this.weight) : points; }
 
   #keep() {
     const kept = new URLSearchParams(location.search);

@@ -9,7 +9,7 @@ const strip = document.getElementById("strip"), run = strip.dataset.run;
 const place = `/runs/${run}`;
 const MOST = 40, LONGEST = 8000;
 const ENDED = ["finished", "failed", "stopped", "lost"];
-/** @type {Map<string, {points: [number, number][], means?: [number, number][], width?: number}>} fetched curves, by metric */
+/** @type {Map<string, {points: [number, number][]}>} fetched curves, by metric */
 const curves = new Map();
 const form = document.getElementById("plots"); // not there as long as there are no curves
 const board = form && new Board(form, () => { for (const element of drawn()) load(element); });
@@ -39,15 +39,15 @@ function batches(names) {
   return found;
 }
 
-/** Draws a section; fetches what it lacks, which for smoothing are means over buckets of steps. */
-async function load(element, again = false) {
-  const part = sections[Number(element.dataset.section)], smooth = board.weight > 0;
+/** Draws a section; fetches what it lacks. */
+async function load(element) {
+  const part = sections[Number(element.dataset.section)];
   const names = part.charts.flatMap((chart) => chart.curves.map(([name]) => name));
-  const lacking = names.filter((name) => again || !curves.has(name) || (smooth && !curves.get(name).means));
+  const lacking = names.filter((name) => !curves.has(name));
   for (const some of batches(lacking)) {
-    const asked = [...some.map((name) => ["name", name]), ["smooth", smooth]];
+    const asked = some.map((name) => ["name", name]);
     const data = await got(`${place}/curves.json?${new URLSearchParams(asked)}`);
-    for (const [name, points] of Object.entries(data?.curves ?? {})) curves.set(name, { points, means: data.means?.[name], width: data.width });
+    for (const [name, points] of Object.entries(data?.curves ?? {})) curves.set(name, { points });
   }
   for (const figure of element.querySelectorAll("[data-chart]")) redraw(figure, part.charts[Number(figure.dataset.chart)]);
   element.dataset.ready = "true";
@@ -56,17 +56,12 @@ async function load(element, again = false) {
 function grow(points) {
   const news = new Map(Object.entries(points));
   for (const [name, more] of news)
-    if (curves.has(name)) {
-      const { points: old, means, width } = curves.get(name), now = merged(old, more);
-      curves.set(name, { points: now, width, means: width === 1 && means ? now : means });
-    }
+    if (curves.has(name)) curves.set(name, { points: merged(curves.get(name).points, more) });
   for (const element of drawn()) {
     const part = sections[Number(element.dataset.section)];
     const grown = [...element.querySelectorAll("[data-chart]:not(:hover)")].filter((figure) =>
       part.charts[Number(figure.dataset.chart)].curves.some(([name]) => news.has(name)));
-    const wide = part.charts.some((chart) => chart.curves.some(([name]) => curves.get(name)?.width > 1));
-    if (grown.length && wide && board.weight) load(element, true);
-    else for (const figure of grown) redraw(figure, part.charts[Number(figure.dataset.chart)]);
+    for (const figure of grown) redraw(figure, part.charts[Number(figure.dataset.chart)]);
   }
 }
 
