@@ -60,7 +60,7 @@ def validate_document(document: YamlDocument, path: Path) -> LoadedSpec:
     spec, faults = check_spec_tree(document.tree)
     if faults or spec is None:
         raise _locate_refusal(faults, document)
-    return LoadedSpec.from_document(path, document, spec)
+    return LoadedSpec(path, document, spec)
 
 
 def check_read_spec(read: LoadedSpec) -> ExperimentPlugins:
@@ -111,7 +111,7 @@ def check_file(
     spec, faults = check_spec_tree(document.tree)
     if spec is not None and not faults:
         path = source if isinstance(source, Path) else Path(document.file)
-        read = LoadedSpec.from_document(path, document, spec)
+        read = LoadedSpec(path, document, spec)
         return read, check_read_spec(read)
     if spec is not None:
         faults += _list_errors(_check_plugins(spec)[1])
