@@ -1,8 +1,6 @@
 from .mlflow_links import (
     MLFLOW_START_PAGE,
-    find_mlflow_charts,
     find_mlflow_link,
-    get_mlflow_uri,
 )
 from .mlflow_tracker import MLFLOW_ENVIRONMENT, prepare_store
 from .recorder import Recorder
@@ -37,9 +35,7 @@ __all__ = [
     "TrackerThreads",
     "TrackerUnavailableError",
     "TrainedRows",
-    "find_mlflow_charts",
     "find_mlflow_link",
-    "get_mlflow_uri",
     "list_deleting_trackers",
     "list_tracker_pages",
     "list_tracker_settings",
