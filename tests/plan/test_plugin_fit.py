@@ -249,7 +249,7 @@ def test_what_is_said_of_a_reward_that_is_edited(tmp_path):
 # Warnings of rewards -----------------------------------------------------------------------------
 
 
-@each_row("option", ["allow_decimals=true", "numeric=float64"])
+@each_row("option", ["allow_decimals=true", "ops=python"])
 def test_the_countdown_rule_of_the_source_warns(tmp_path, option):
     path = tmp_path / "spec.yaml"
     path.write_text(SPEC)

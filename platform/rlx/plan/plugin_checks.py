@@ -138,7 +138,6 @@ def check_plugin_fit(spec: ExperimentSpec, plugins: BuiltPlugins) -> Iterator[Di
     if mask := built.get(("mask",)):
         yield from _check_mask_reach(spec, cast(Mask, mask))
         yield from _check_turns_without_spans(spec, cast(Mask, mask))
-    yield from _check_correctness_judge(spec, plugins.get_reward(spec.evaluation.correct))
     yield from _check_reward_spans(spec, plugins)
     if environment := built.get(("rollout", "environment")):
         yield from _check_reward_turns(spec, cast(Environment, environment))
@@ -260,19 +259,6 @@ def _is_probability(text: str) -> bool:
         return 0.0 <= float(text) <= 1.0
     except ValueError:
         return False
-
-
-def _check_correctness_judge(spec: ExperimentSpec, judge: Plugin | None) -> Iterator[Diagnostic]:
-    """Reports an `evaluation.correct` reward whose value 1 does not mean correct."""
-    if getattr(judge, "graded", False):
-        name = spec.evaluation.correct
-        yield build_error(
-            ("evaluation", "correct"),
-            f"evaluation.correct is {name!r}, whose options scale its value: 1 would not mean "
-            "correct",
-            "name a reward that is exactly 1 if the answer is correct, such as another use of the "
-            f"same plugin under the name _{name.lstrip('_')}, which is recorded but never summed",
-        )
 
 
 def _check_reward_spans(spec: ExperimentSpec, plugins: BuiltPlugins) -> Iterator[Diagnostic]:
