@@ -7,10 +7,7 @@ units and percent signs, numbers with an exponent or a base, and equations that 
 
 import logging
 import math
-import os
 import re
-import signal
-import traceback
 import unicodedata
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -23,21 +20,14 @@ from typing import Any, ClassVar
 from rlx.plugin import Example, Sample, Score
 from rlx_plugins.answer_text import format_number
 from rlx_plugins.answers import AnswerReward, build_answer_example
+from rlx_plugins.limited_call import call_with_limit
 
-_RIGHT, _WRONG, _UNREADABLE, _TOO_LARGE, _FAILED = range(5)  # exit codes
 _DIGITS = 6
 """Number of decimals, and of significant digits, in which two numbers must agree."""
 _MAX_CHARACTERS = 2000
 """Of a formula; a longer one is wrong."""
 _SECONDS = 1.0
 """Processor time of one comparison, well below the deadline of a reward."""
-_REASONS = {
-    _RIGHT: None,
-    _WRONG: "wrong answer",
-    _UNREADABLE: "unreadable",
-    _TOO_LARGE: "too large to compare",
-    -signal.SIGPROF: "too slow to compare",
-}
 
 
 class MathVerify(AnswerReward):
@@ -87,7 +77,7 @@ class MathVerify(AnswerReward):
 
         Raises:
             ValueError: the problem holds no right answer, or one that cannot be read.
-            RuntimeError: the library failed; its traceback is on stderr.
+            RuntimeError: the library failed.
         """
         right = [
             one if isinstance(one, str) else format_number(one)
@@ -98,36 +88,23 @@ class MathVerify(AnswerReward):
             return Score(0.0, "no answer")
         formula = find_formula(answer, whole=self.span is not None)
         if formula is None:
-            return Score(0.0, _REASONS[_UNREADABLE])
+            return Score(0.0, "unreadable")
         if len(formula) > _MAX_CHARACTERS:
             return Score(0.0, f"longer than {_MAX_CHARACTERS} characters")
-        code = _compare_in_child([v for one in right for v in _read_right_answer(one)], formula)
-        if code == _FAILED:
-            raise RuntimeError("math-verify failed on an answer; its traceback is on stderr")
-        reason = _REASONS.get(code, f"ended its process by signal {-code}")
-        return Score(float(code == _RIGHT), reason)
+        values = [value for one in right for value in _read_right_answer(one)]
+        result = call_with_limit(lambda: _find_fault(values, formula), _SECONDS)
+        if result.is_raised:
+            raise RuntimeError(f"math-verify failed on an answer: {result.fault}")
+        reason = result.value if result.fault is None else f"not compared: {result.fault}"
+        return Score(float(reason is None), reason)
 
 
-def _compare_in_child(right: "list[_Value]", formula: str) -> int:
-    """Compares in a child process, which the kernel kills when its time is up."""
-    child = os.fork()
-    if child:
-        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    code = _FAILED
-    try:
-        signal.signal(signal.SIGPROF, signal.SIG_DFL)
-        signal.setitimer(signal.ITIMER_PROF, _SECONDS)
-        found = list(_read_values(formula))
-        if any(_are_equal(one, value) for value in found for one in right):
-            code = _RIGHT
-        else:
-            code = _WRONG if found else _UNREADABLE
-    except (RecursionError, MemoryError):  # the answer is too large
-        code = _TOO_LARGE
-    except Exception:  # noqa: BLE001  (printed here; the parent raises)
-        traceback.print_exc()
-    finally:
-        os._exit(code)
+def _find_fault(right: "list[_Value]", formula: str) -> str | None:
+    """What is wrong with an answer's formula; None if it has one of the right values."""
+    found = list(_read_values(formula))
+    if any(_are_equal(one, value) for value in found for one in right):
+        return None
+    return "wrong answer" if found else "unreadable"
 
 
 def _is_installed() -> bool:

@@ -14,12 +14,12 @@ from rlx.plugin import Sample
 from rlx.reward import RewardJob, RewardPool
 from rlx.spec import PluginUse
 from rlx_gyms.reasoning import (
-    BoundedResult,
     ReasoningGymScore,
     ReasoningGymTask,
     is_readable,
     list_datasets,
 )
+from rlx_plugins.limited_call import LimitedResult
 
 need_library("reasoning_gym")
 
@@ -216,7 +216,7 @@ def test_answers_that_are_alike_are_scored_once(monkeypatch):
 
     def note(function, seconds):
         calls.append(seconds)
-        return BoundedResult(0.0)
+        return LimitedResult(0.0)
 
     monkeypatch.setattr("rlx_gyms.reasoning.call_with_limit", note)
     problem, reward = (
