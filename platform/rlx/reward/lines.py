@@ -127,9 +127,11 @@ def _parse_record(
     if reads_parent and fields.of is None:
         fault = "`of` is missing: this reward reads the value of another one"
         return ResponseLine(number, fields.id, fields.group, fault=fault)
-    given = fields.model_dump(exclude={"problem", "id", "group", "spans"})
+    given: dict[str, Any] = fields.model_dump(exclude={"problem", "id", "group", "spans"})
+    for key, value in given.items():
+        given[key] = tuple(value) if isinstance(value, list) else value
     sample = Sample(
-        **{key: tuple(value) if isinstance(value, list) else value for key, value in given.items()},
+        **given,
         id=str(number if fields.id is None else fields.id),
         problem=fields.problem
         if fields.problem is not None
@@ -344,4 +346,4 @@ def open_response_lines(file: str) -> Iterator[Iterable[bytes]]:
     except OSError as error:
         raise build_fault(error) from error
     with source:
-        yield read(cast(BufferedReader, source))
+        yield read(source)

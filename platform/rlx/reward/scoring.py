@@ -154,8 +154,8 @@ def _score_one(
             yield place, missing
             continue
         if gate is not None and gate <= 0:
-            reason = f"{use.requires} failed"
-            yield place, replace(missing, raw=0.0, status="scored", reason=reason)
+            why = f"{use.requires} failed"
+            yield place, replace(missing, raw=0.0, status="scored", reason=why)
             continue
         samples[place] = replace(_build_sample(tree, place), of=of)
     groups = _group_by_scope(trees, samples, reward)

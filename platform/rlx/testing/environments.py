@@ -271,7 +271,7 @@ def _require_replayable(cases: list[_EpisodeCase]) -> None:
     "tolerates hostile text",
     "what a model writes is never an error: answer it with a kind of its own, in linear time",
 )
-def _check_hostile_actions(_: Subject, cases: list[_EpisodeCase]) -> None:
+def _check_hostile_actions(_subject: Subject, cases: list[_EpisodeCase]) -> None:
     for case, *_ in _group_by_options(cases):
         with open_environment_host(case.environment) as host:
             state = case.begin_on(host)

@@ -254,11 +254,10 @@ def _check_reported_losses(place: Place, inputs: CreditInputs) -> None:
     "is linear", "twice the rewards are twice the token rewards: no threshold, no normalisation"
 )
 def _check_placement_linearity(place: Place, inputs: CreditInputs) -> None:
-    doubled = {
-        "turn_rewards": 2 * inputs.turn_rewards,
-        "global_rewards": 2 * inputs.global_rewards,
-    }
-    two = place(replace(inputs, **doubled)).token_rewards
+    doubled = replace(
+        inputs, turn_rewards=2 * inputs.turn_rewards, global_rewards=2 * inputs.global_rewards
+    )
+    two = place(doubled).token_rewards
     expected = 2 * place(inputs).token_rewards
     torch.testing.assert_close(expected, two, msg="is not linear in the rewards")
 

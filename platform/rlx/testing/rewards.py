@@ -109,7 +109,7 @@ def _build_reward_cases(
 ) -> list[_RewardCase]:
     """The samples to try, with every set of options that the examples use."""
     examples = () if own_samples is not None else _list_examples(subject)
-    pairs = [
+    pairs: list[tuple[Any, tuple[Sample, ...]]] = [
         (
             subject if isinstance(subject, Plugin) else build_subject_plugin(subject, e.options),
             _build_sample_tuple(e.sample),
