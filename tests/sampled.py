@@ -7,7 +7,7 @@ import torch
 
 from rlx.batch import build_token_batch
 from rlx.plugin import Problem
-from rlx.record.rollouts import TrainedRows, add_piece_column, rollout_index, rollout_table
+from rlx.record.rollouts import TrainedRows, rollout_index, rollout_table
 from rlx.reward import RewardEntry, RewardTable
 from rlx.rollout import NO_PARENT, RolloutTree, Segment
 from rlx_registry import RolloutIndex
@@ -22,7 +22,7 @@ WORDS = ("the", "sum", "of", "eleven", "and", "eight", "is", "nineteen", "so", "
 def body(rows: int, tokens: int, rng: np.random.Generator) -> tuple[Any, list[RolloutIndex]]:
     """The table of a step as a run records it, and its index."""
     trees, rewards, trained = sampled(rows, tokens, rng)
-    table = add_piece_column(rollout_table(trees, rewards, trained), trees, pieces)
+    table = rollout_table(trees, rewards, trained, pieces=pieces)
     return table, rollout_index(trees, rewards, trained)
 
 

@@ -1,10 +1,9 @@
-"""`make screenshots`: takes screenshots of the dashboard and of a plan for the documentation.
+"""`make screenshots`: takes screenshots of the dashboard for the documentation.
 
     python docs/make/screenshots.py [--registry URL]
 
 Shows the runs of a registry. Without `--registry` it first trains runs of two experiments
-(RLCR in two turns, the knowledge-graph agent), which takes about 10 minutes. Writes docs/web/*.png
-and docs/plan.png.
+(RLCR in two turns, the knowledge-graph agent), which takes about 10 minutes. Writes docs/web/*.png.
 """
 
 import argparse
@@ -100,18 +99,6 @@ def settled(page: Any, address: str) -> None:
     page.evaluate("document.body.scrollIntoView({ behavior: 'instant' })")
 
 
-def picture_plan(opened: Any, folder: Path) -> None:
-    """Takes a screenshot of the plan of rlcr.yaml, from its last phase on."""
-    html, path = folder / "plan.html", ROOT / "docs" / "plan.png"
-    rlx("plan", "experiments/rlcr.yaml", "--html", str(html), quiet=True)
-    page = opened.new_page(viewport={"width": 1180, "height": 1000})
-    page.goto(html.as_uri())
-    page.evaluate("document.querySelectorAll('section:has(~ section)').forEach(e => e.remove())")
-    page.screenshot(path=path)
-    print(path.relative_to(ROOT), flush=True)
-    page.close()
-
-
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--registry", metavar="URL")
@@ -122,7 +109,6 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         url = url or trained(Path(folder))
         with browser() as opened, served(url) as address:
-            picture_plan(opened, Path(folder))
             tab = Visit(Tabs(opened, address, viewport=SIZE, color_scheme="light"))
             for name, where in pages(url).items():
                 settled(tab.page, where)

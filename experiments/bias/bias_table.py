@@ -3,8 +3,7 @@
     python experiments/bias/bias_table.py
 
 Steps of one prompt with four rollouts and of two prompts with two are enumerated; larger ones are
-drawn. It fails where the computed verdicts are not those of `rlx.plan.BIASES`, from which
-`rlx plan` warns.
+drawn.
 """
 
 from collections.abc import Iterator, Sequence
@@ -29,7 +28,7 @@ from expected_gradients import (
 )
 
 from rlx.discovery import resolve_plugins
-from rlx.plan import check_file, list_bias_reasons
+from rlx.plan import check_file
 from rlx.spec import CreditSpec, LossSpec
 
 HOME = Path(__file__).parents[2]
@@ -147,31 +146,12 @@ def draw_cached(prompts: int, size: int, count: int, seed: int) -> tuple[Step, .
 
 
 def compare_case(case: Case) -> tuple[Comparison, ...]:
-    """Its expected gradient beside the exact one, for every enumerated size of a step.
-
-    Raises:
-        SystemExit: the verdict is not that of `rlx.plan.BIASES`.
-    """
+    """Its expected gradient beside the exact one, for every enumerated size of a step."""
     exact = PROCESS.compute_exact_gradient(PROCESS.returns[case.objective])
-    found = tuple(
+    return tuple(
         compare_gradients(compute_expected_gradient(case, list_steps(*sizes)), exact)
         for sizes in ENUMERATED
     )
-    if is_unbiased(found) == bool(list_case_reasons(case)):
-        raise SystemExit(f"{case}: {found}, but rlx.plan.BIASES says {list_case_reasons(case)}")
-    return found
-
-
-def is_unbiased(found: Sequence[Comparison]) -> bool:
-    """Whether the direction is exact in steps of every size."""
-    return all(each.is_unbiased for each in found)
-
-
-def list_case_reasons(case: Case) -> list[str]:
-    """Why it is biased, by the table from which `rlx plan` warns."""
-    placement = case.credit.resolved_placement.plugin
-    reasons = list_bias_reasons(case.estimator, placement)
-    return [*reasons, *list_bias_reasons(case.loss, placement)]
 
 
 # Page ---------------------------------------------------------------------------------------------
@@ -179,7 +159,8 @@ def list_case_reasons(case: Case) -> list[str]:
 
 def show_cell(found: Sequence[Comparison]) -> str:
     """The verdict: "exact" or the cosine, and the ratio of norms."""
-    verdict = "exact" if is_unbiased(found) else f"{found[0].cosine:.4f}"
+    is_exact = all(each.is_unbiased for each in found)
+    verdict = "exact" if is_exact else f"{found[0].cosine:.4f}"
     return f"{verdict} ×{found[0].ratio:.2f}"
 
 
@@ -191,13 +172,11 @@ def build_variant_row(variant: Variant) -> str:
     if not reads_turns:  # the placement counts
         compared = {p: show_cell(compare_case(case)) for p, case in cases.items()}
     goal = cases["turn_end"].objective if reads_turns else "as placed"
-    by_placement = [list_case_reasons(case) for case in cases.values()]
-    reasons = "; ".join(dict.fromkeys(reason for found in by_placement for reason in found))
     cells = [f"`{variant.name}`", variant.describe_options(), goal, *compared.values()]
     steps = list_steps(*ENUMERATED[0])
     gradients = compute_gradients(cases["final_token_only"], steps)
     deviation = f"{measure_deviation(gradients, steps, **DRAWN):.1f}"
-    return f"| {' | '.join([*cells, deviation, reasons])} |"
+    return f"| {' | '.join([*cells, deviation])} |"
 
 
 def build_loss_row(loss: dict[str, str]) -> str:
@@ -208,7 +187,7 @@ def build_loss_row(loss: dict[str, str]) -> str:
     cosine, error = estimate_cosine(case, draw_cached(**LARGE), exact)
     what = ", ".join(f"`{k}: {v}`" for k, v in loss.items())
     cells = [what, show_cell(compare_case(case)), f"{cosine:.4f} ± {error:.4f}"]
-    return f"| {' | '.join([*cells, '; '.join(list_case_reasons(case))])} |"
+    return f"| {' | '.join(cells)} |"
 
 
 def build_larger_row(variant: Variant) -> str:
@@ -233,10 +212,9 @@ def build_experiment_row(name: str) -> str:
     loss = LossSpec(aggregate=spec.loss.aggregate, ratio=spec.loss.ratio)
     case = Case(resolve_plugins(spec).estimator, credit, loss)
     found = show_cell(compare_case(case))
-    reasons = "; ".join(list_case_reasons(case))
     link = f"[`{name}.yaml`](../{name}.yaml)"
     cells = [link, f"`{spec.estimator.plugin}`", case.objective, found]
-    return f"| {' | '.join([*cells, reasons])} |"
+    return f"| {' | '.join(cells)} |"
 
 
 def build_tables() -> Iterator[tuple[str, str]]:
@@ -244,16 +222,16 @@ def build_tables() -> Iterator[tuple[str, str]]:
     tables: dict[str, tuple[str, Iterator[str]]] = {
         "estimators": (
             "| estimator | options | return | `turn_proportional` | `turn_end` | "
-            "`final_token_only` | check | why biased |",
+            "`final_token_only` | check |",
             map(build_variant_row, VARIANTS),
         ),
-        "losses": ("| loss | 1 × 4 | 16 × 4, drawn | why biased |", map(build_loss_row, LOSSES)),
+        "losses": ("| loss | 1 × 4 | 16 × 4, drawn |", map(build_loss_row, LOSSES)),
         "steps": (
             "| estimator | options | 1 × 4 | 2 × 2 | 16 × 4, drawn |",
             map(build_larger_row, LARGER),
         ),
         "experiments": (
-            "| experiment | estimator | return | its gradient | why biased |",
+            "| experiment | estimator | return | its gradient |",
             map(build_experiment_row, EXPERIMENTS),
         ),
     }

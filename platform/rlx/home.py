@@ -70,90 +70,59 @@ def tracking_url(url: str) -> str:
     return url.replace("{home}", folder)
 
 
+class _Below:
+    """A file or folder at a path below a run's folder."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    def __get__(self, folder: "RunFolder", _: type) -> Path:
+        return folder.root / self.path
+
+
 @dataclass(frozen=True, slots=True)
 class RunFolder:
     """The files of one run."""
 
     root: Path
 
-    @property
-    def yaml(self) -> Path:
-        """The experiment as submitted."""
-        return self.root / "spec.yaml"
-
-    @property
-    def resolved_spec(self) -> Path:
-        """The experiment with every default filled in, as JSON."""
-        return self.root / "spec.json"
-
-    @property
-    def log(self) -> Path:
-        """Output of the supervisor and the ranks."""
-        return self.root / "run.log"
-
-    @property
-    def progress(self) -> Path:
-        """Current activity, replaced several times a second."""
-        return self.root / "progress.json"
-
-    @property
-    def job(self) -> Path:
-        """The job of the run in a job system; missing if its supervisor is no such job."""
-        return self.root / "job.json"
+    yaml = _Below("spec.yaml")
+    """The experiment as submitted."""
+    resolved_spec = _Below("spec.json")
+    """The experiment with every default filled in, as JSON."""
+    log = _Below("run.log")
+    """Output of the supervisor and the ranks."""
+    progress = _Below("progress.json")
+    """Current activity, replaced several times a second."""
+    job = _Below("job.json")
+    """The job of the run in a job system; missing if its supervisor is no such job."""
+    failure = _Below("failure.json")
+    """The error of the first rank that failed."""
+    memory_snapshot = _Below("memory.pickle")
+    """What held a GPU's memory when a rank ran out of it, for pytorch.org/memory_viz."""
+    reserve = _Below("reserve")
+    """Disk space reserved for final messages; removed when the disk is full or the run ends."""
+    checkpoints = _Below("checkpoints")
+    """Checkpoints from which the run resumes after a crash."""
+    origin = _Below("origin")
+    """The checkpoint of another run from which this one starts, if any."""
+    anyway = _Below("anyway")
+    """There if the run trains even where its first contact shows no signal."""
+    tokenizer = _Below("tokenizer")
+    """The tokenizer of a tiny model that was chosen or trained at submission, if any."""
+    model = _Below("model")
+    """The trained model in the Hugging Face layout."""
+    pictures = _Below("pictures")
+    """Reliability diagram, learning curves and other plots."""
 
     def answers(self, rank: int = 0) -> Path:
         """What servers answered to the rewards of a rank; missing if they asked none."""
         return self.root / "answers" / f"{rank}.db"
 
     @property
-    def failure(self) -> Path:
-        """The error of the first rank that failed."""
-        return self.root / "failure.json"
-
-    @property
-    def memory_snapshot(self) -> Path:
-        """What held a GPU's memory when a rank ran out of it, for pytorch.org/memory_viz."""
-        return self.root / "memory.pickle"
-
-    @property
-    def reserve(self) -> Path:
-        """Disk space reserved for final messages; removed when the disk is full or the run ends."""
-        return self.root / "reserve"
-
-    @property
     def has_room(self) -> bool:
         """Whether no process of the run has hit a full disk."""
         return self.reserve.exists()
-
-    @property
-    def checkpoints(self) -> Path:
-        """Checkpoints from which the run resumes after a crash."""
-        return self.root / "checkpoints"
-
-    @property
-    def origin(self) -> Path:
-        """The checkpoint of another run from which this one starts, if any."""
-        return self.root / "origin"
-
-    @property
-    def anyway(self) -> Path:
-        """There if the run trains even where its first contact shows no signal."""
-        return self.root / "anyway"
-
-    @property
-    def tokenizer(self) -> Path:
-        """The tokenizer of a tiny model that was chosen or trained at submission, if any."""
-        return self.root / "tokenizer"
-
-    @property
-    def model(self) -> Path:
-        """The trained model in the Hugging Face layout."""
-        return self.root / "model"
-
-    @property
-    def pictures(self) -> Path:
-        """Reliability diagram, learning curves and other plots."""
-        return self.root / "pictures"
 
     def probe(self, step: int) -> Path:
         """Probe samples of one step."""

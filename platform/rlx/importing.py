@@ -17,7 +17,6 @@ from typing import NoReturn
 IMPORT_TIME_LIMIT = 20.0
 """Time limit for importing one plugin, in seconds."""
 
-
 BESIDE = ("boto3", "mlflow", "pandas", "scipy", "sklearn")
 """Optional dependencies that transformers and DeepSpeed import if installed: for assisted
 generation, for losses of other models, for an autotuner, and for jobs of a cloud."""

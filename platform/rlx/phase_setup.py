@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 from torch import Tensor
 
@@ -11,15 +12,13 @@ from rlx.errors import PluginError
 from rlx.plugin import (
     FAILED,
     Environment,
-    Estimator,
-    Plugin,
     RewardPlugin,
     Task,
     get_confidence_values,
 )
 from rlx.reward import NamedReward, RewardPool, host_environment
 from rlx.rollout import EnvironmentHost, RolloutPlan, ToolHost, build_rollout_plan
-from rlx.spec import EnvironmentRolloutSpec, ExperimentSpec
+from rlx.spec import EnvironmentRolloutSpec, ExperimentSpec, GlobalReward, TurnReward
 from rlx.train_batch import CreditRules, Estimate
 
 
@@ -110,6 +109,21 @@ def build_setup(spec: ExperimentSpec) -> PhaseSetup:
         raise PluginError(f"task plugin {spec.task.plugin!r} has no `problem` and `demonstration`")
     if not isinstance(plugins.demonstrations, Task):
         raise PluginError("model.warm_start.demonstrations has no `problem` and `demonstration`")
+    uses: dict[tuple[Literal["turn", "global"], str], TurnReward | GlobalReward]
+    uses = {("turn", name): use for name, use in spec.rewards.turn.items()}
+    uses |= {("global", name): use for name, use in spec.rewards.global_.items()}
+    rewards = []
+    for (scope, name), use in uses.items():
+        plugin = plugins.rewards[scope, name]
+        if not isinstance(plugin, RewardPlugin):
+            raise PluginError(
+                f"reward {name!r}: {type(plugin).__name__} has no `scope` and `score`"
+            )
+        rewards.append(NamedReward(name, use, plugin, scope))
+    estimator, needs = plugins.estimator, set(list_needed_streams(plugins.estimator))
+    if spec.credit.use_kl_in_reward or spec.loss.kl is not None:
+        needs.add("reference_logprobs")
+    is_among_siblings = getattr(estimator, "baseline", "siblings") == "siblings"
     replayable = plugins.environment is None or plugins.environment.replayable
     return PhaseSetup(
         spec=spec,
@@ -118,40 +132,13 @@ def build_setup(spec: ExperimentSpec) -> PhaseSetup:
         demonstrations=plugins.demonstrations,
         environment=plugins.environment,
         variants=plugins.variants,
-        rewards=(
-            *(
-                NamedReward(
-                    name, use, _require_reward_plugin(name, plugins.rewards["turn", name]), "turn"
-                )
-                for name, use in spec.rewards.turn.items()
-            ),
-            *(
-                NamedReward(
-                    name,
-                    use,
-                    _require_reward_plugin(name, plugins.rewards["global", name]),
-                    "global",
-                )
-                for name, use in spec.rewards.global_.items()
-            ),
-        ),
+        rewards=tuple(rewards),
         mask=bind_implementation(plugins.mask),
-        estimator=bind_implementation(plugins.estimator),
-        compares=plugins.estimator.compares,
-        ranks_rows=_ranks_rows(plugins.estimator),
-        needs=frozenset(list_needed_streams(plugins.estimator)) | _list_kl_streams(spec),
+        estimator=bind_implementation(estimator),
+        compares=estimator.compares,
+        ranks_rows="singleton" in type(estimator).model_fields and is_among_siblings,
+        needs=frozenset(needs),
     )
-
-
-def _ranks_rows(estimator: Estimator) -> bool:
-    has_rule = "singleton" in type(estimator).model_fields
-    return has_rule and getattr(estimator, "baseline", "siblings") == "siblings"
-
-
-def _list_kl_streams(spec: ExperimentSpec) -> frozenset[str]:
-    """The streams that KL in the reward or in the loss reads."""
-    uses_kl = spec.credit.use_kl_in_reward or spec.loss.kl is not None
-    return frozenset({"reference_logprobs"} if uses_kl else ())
 
 
 def build_environment_host(setup: PhaseSetup, pool: RewardPool) -> EnvironmentHost | None:
@@ -162,9 +149,3 @@ def build_environment_host(setup: PhaseSetup, pool: RewardPool) -> EnvironmentHo
     limits = rollout.resolve_limits(replayable=environment.replayable)
     host = host_environment(environment, pool, limits, rollout.environment.plugin)
     return ToolHost(host) if rollout.tools else host
-
-
-def _require_reward_plugin(name: str, plugin: Plugin) -> RewardPlugin:
-    if not isinstance(plugin, RewardPlugin):
-        raise PluginError(f"reward {name!r}: {type(plugin).__name__} has no `scope` and `score`")
-    return plugin

@@ -38,18 +38,11 @@ from rlx.plugin import Plugin, Reward, Sample, Score
 from rlx.text import escape_unprintable
 
 _WRITTEN = re.compile(r"(?P<path>[^:]+\.py):(?P<name>[A-Za-z_]\w*)")
-
-
 _KEPT = re.compile(r"(?P<file>[^/:@]+\.py)@(?P<digest>[0-9a-f]{16}):(?P<name>[A-Za-z_]\w*)")
-
-
-_MODULE = "of_{digest}"
 _NAMING_KEYS = ("plugin", "function")
 """Keys of an experiment whose values may name Python files."""
 _NAMING_LISTS = ("tools",)
 """Keys of lists whose items may."""
-
-
 __path__: list[str] = []
 """Folders of the modules of this one."""
 
@@ -90,12 +83,12 @@ class KeptPlugin:
     @property
     def module(self) -> str:
         """Name of the module that holds it."""
-        return f"{__name__}.{_MODULE.format(digest=self.digest)}"
+        return f"{__name__}.of_{self.digest}"
 
     @property
     def stored_name(self) -> str:
         """Name of the file that holds its text."""
-        return f"{_MODULE.format(digest=self.digest)}.py"
+        return f"of_{self.digest}.py"
 
     def locate(self) -> Path:
         """The file that holds its text.
@@ -130,7 +123,11 @@ class KeptPlugin:
         self.locate()
         module = importlib.import_module(self.module)
         if not hasattr(module, self.name):
-            own = [name for name, value in vars(module).items() if _is_of(value, self.module)]
+            own = [
+                name
+                for name, value in vars(module).items()
+                if callable(value) and getattr(value, "__module__", None) == self.module
+            ]
             defines = ", ".join(own) or "no function and no class"
             raise AttributeError(f"{self.file} defines no {self.name}; it defines {defines}")
         return getattr(module, self.name)
@@ -149,11 +146,6 @@ def load_function(name: str) -> Callable[..., Any]:
     if not callable(function):
         raise TypeError(f"{name} is a {type(function).__name__}, not a function")
     return function  # type: ignore[no-any-return]
-
-
-def _is_of(value: Any, module: str) -> bool:
-    """Whether a module itself defines this function or class."""
-    return callable(value) and getattr(value, "__module__", None) == module
 
 
 def find_failed_line(error: BaseException) -> int | None:
@@ -194,10 +186,7 @@ def keep_plugin_file(written: str) -> str:
         why = getattr(error, "strerror", None) or "it is not UTF-8"
         name = escape_unprintable(format_path(path))
         raise SpecError(f"the plugin's file {name} cannot be read: {why}") from error
-    digest = _hash_text(text.encode())
-    kept = KeptPlugin(path.name, digest, found["name"])
-    _write_text(_list_folders()[1] / kept.stored_name, text)
-    return str(kept)
+    return _keep_text(path.name, found["name"], text)
 
 
 def keep_plugin_source(plugin: Callable[..., Any]) -> str:
@@ -209,7 +198,11 @@ def keep_plugin_source(plugin: Callable[..., Any]) -> str:
         EnvironmentFault: it cannot be kept.
     """
     text = collect_source(plugin)
-    kept = KeptPlugin(f"{plugin.__name__}.py", _hash_text(text.encode()), plugin.__name__)
+    return _keep_text(f"{plugin.__name__}.py", plugin.__name__, text)
+
+
+def _keep_text(file: str, name: str, text: str) -> str:
+    kept = KeptPlugin(file, _hash_text(text.encode()), name)
     _write_text(_list_folders()[1] / kept.stored_name, text)
     return str(kept)
 
@@ -220,40 +213,28 @@ def keep_for_runs(tree: Any) -> None:
     Raises:
         EnvironmentFault: a text is gone, or cannot be written.
     """
-
-    def store(name: str, _: Any) -> str:
+    for _, name in list_plugin_names(tree):
         if kept := KeptPlugin.parse(name):
             text = kept.locate().read_bytes().decode()
             _write_text(_list_folders()[0] / kept.stored_name, text)
-        return name
-
-    map_plugin_names(tree, store)
 
 
 def list_plugin_files(tree: Any) -> list[str]:
     """Paths of the Python files that the values of an experiment name as plugins."""
-    paths: list[str] = []
-
-    def note(name: str, _: Any) -> str:
-        if found := _WRITTEN.fullmatch(name):
-            paths.append(found["path"])
-        return name
-
-    map_plugin_names(tree, note)
-    return paths
+    found = (_WRITTEN.fullmatch(name) for _, name in list_plugin_names(tree))
+    return [one["path"] for one in found if one]
 
 
-def map_plugin_names(
-    node: Any, rename: Callable[[str, tuple[str | int, ...]], str], path: tuple[str | int, ...] = ()
-) -> Any:
-    """Returns the values of an experiment, in which the name of every plugin, tool, and agent's
-    function is what `rename` makes of it and of the path of its key. Dotted keys, as in
-    `phases[].set`, count by their last part."""
-    if isinstance(node, list):
-        return [map_plugin_names(each, rename, (*path, n)) for n, each in enumerate(node)]
-    if isinstance(node, dict):
-        return {key: map_plugin_names(each, rename, (*path, key)) for key, each in node.items()}
-    return rename(node, path) if isinstance(node, str) and names_plugin(path) else node
+def list_plugin_names(
+    node: Any, path: tuple[str | int, ...] = ()
+) -> Iterator[tuple[tuple[str | int, ...], str]]:
+    """Yields the name of every plugin, tool, and agent's function among the values of an
+    experiment, each after its path. Dotted keys, as in `phases[].set`, count by their last part."""
+    if isinstance(node, str) and names_plugin(path):
+        yield path, node
+    elif isinstance(node, dict | list):
+        for key, each in node.items() if isinstance(node, dict) else enumerate(node):
+            yield from list_plugin_names(each, (*path, key))
 
 
 def names_plugin(path: Sequence[str | int]) -> bool:
@@ -281,7 +262,9 @@ def _write_text(file: Path, text: str) -> None:
     importlib.invalidate_caches()
 
 
-# Functions that know nothing of rlx ------------------------------------------------------------
+# Functions that know nothing of rlx --------------------------------------------------------------
+
+
 def adapt_function(function: Callable[..., Any], kept: KeptPlugin) -> type[Reward]:
     """Makes a reward of a function, by the names of its parameters.
 
@@ -324,6 +307,12 @@ class _KeptReward(Reward):
     def __reduce__(self) -> tuple[Any, ...]:
         return _rebuild, (self.kept, self.model_dump())
 
+    def call(self, arguments: Mapping[str, Any]) -> Any:
+        """Calls the function with those of the arguments that it takes."""
+        asked = inspect.signature(self.function).parameters
+        takes_all = any(each.kind is each.VAR_KEYWORD for each in asked.values())
+        return self.function(**{n: v for n, v in arguments.items() if takes_all or n in asked})
+
 
 class _TrlReward(_KeptReward):
     """Called with lists, one entry per completion of a prompt: `completions`, the columns, and
@@ -353,10 +342,7 @@ class _TrlReward(_KeptReward):
             name: [sample.problem[column] for sample in samples]
             for name, column in _name_columns(samples[0].problem).items()
         }
-        asked = inspect.signature(self.function).parameters
-        if not any(each.kind is each.VAR_KEYWORD for each in asked.values()):
-            columns = {name: column for name, column in columns.items() if name in asked}
-        scores = self.function(**{**columns, "completions": texts})
+        scores = self.call({**columns, "completions": texts})
         if not isinstance(scores, Iterable):
             raise TypeError(f"{self.kept.name} returned {scores!r}, not a score per completion")
         return [None if score is None else float(score) for score in scores]
@@ -381,16 +367,14 @@ class _VerlReward(_KeptReward):
     def score(self, sample: Sample) -> Score:
         """The number that the function returns, or the `score` of its mapping."""
         self.check_problem(sample.problem)
-        arguments = {
-            "data_source": sample.problem.get("data_source"),
-            "solution_str": sample.response,
-            "ground_truth": _get_ground_truth(sample.problem),
-            "extra_info": sample.problem.get("extra_info") or {},
-        }
-        asked = inspect.signature(self.function).parameters
-        if not any(each.kind is each.VAR_KEYWORD for each in asked.values()):
-            arguments = {name: value for name, value in arguments.items() if name in asked}
-        found = self.function(**arguments)
+        found = self.call(
+            {
+                "data_source": sample.problem.get("data_source"),
+                "solution_str": sample.response,
+                "ground_truth": _get_ground_truth(sample.problem),
+                "extra_info": sample.problem.get("extra_info") or {},
+            }
+        )
         if not isinstance(found, Mapping):
             return Score(float(found))
         parts = {
@@ -407,10 +391,9 @@ def _get_ground_truth(problem: Mapping[str, Any]) -> Any:
     return nested.get("ground_truth", problem.get("ground_truth"))
 
 
+# Functions and classes of a notebook -------------------------------------------------------------
+
 _FUTURE = "from __future__"
-
-
-_ADVICE = "put it in a file, and name the file: plugin: rewards.py:{name}"
 
 
 def collect_source(plugin: Callable[..., Any]) -> str:
@@ -441,12 +424,15 @@ class _Collector:
         self.definitions: list[str] = []
 
     def _refuse(self, why: str) -> SpecError:
-        return SpecError(f"{self._plugin} {why}; {_ADVICE.format(name=self._plugin)}")
+        advice = f"put it in a file, and name the file: plugin: rewards.py:{self._plugin}"
+        return SpecError(f"{self._plugin} {why}; {advice}")
 
     def add_definition(self, name: str, value: Any) -> None:
         """Adds a function or class after what it uses."""
         self._known[name] = value
-        defined = _get_definition(value)
+        is_class = inspect.isclass(value)
+        # Of a class that `rlx.plugin.reward` has made, its function.
+        defined = vars(value).get("reward_function", value) if is_class else value
         try:
             source = textwrap.dedent(inspect.getsource(defined))
         except (OSError, TypeError):
@@ -460,10 +446,10 @@ class _Collector:
             code = compile(source, name, "exec", flags, dont_inherit=True)
         except SyntaxError:  # a lambda, or its file was edited since it was imported
             raise self._refuse(f"has no definition of its own: {source.splitlines()[0]}") from None
-        for module in sorted(set(_list_imported_modules(code))):
+        for module in sorted(set(_list_names(code, "IMPORT_NAME"))):
             if not _is_installed(module):
                 raise self._refuse(f"imports {module}, which is not installed")
-        for used in dict.fromkeys(_list_global_names(code)):
+        for used in dict.fromkeys(_list_names(code, "LOAD_GLOBAL", "LOAD_NAME")):
             if used in there and not used.startswith("__"):
                 self._add(used, there[used])
         if value.__name__ != name:
@@ -506,19 +492,14 @@ def _find_import(name: str, value: Any) -> tuple[str, str] | None:
     return next(((module, one) for one in names if one in held and held[one] is value), None)
 
 
-def _get_definition(value: Any) -> Any:
-    """A function or class; for a class that `rlx.plugin.reward` has made, its function."""
-    return vars(value).get("reward_function", value) if inspect.isclass(value) else value
-
-
-def _list_imported_modules(code: CodeType) -> Iterator[str]:
-    """Modules that a definition itself imports, when it is called."""
+def _list_names(code: CodeType, *operations: str) -> Iterator[str]:
+    """Yields the names to which these operations of a definition, and of those in it, apply."""
     for instruction in dis.get_instructions(code):
-        if instruction.opname == "IMPORT_NAME":
+        if instruction.opname in operations:
             yield instruction.argval
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
-            yield from _list_imported_modules(constant)
+            yield from _list_names(constant, *operations)
 
 
 def _get_names(value: Any) -> Mapping[str, Any]:
@@ -527,15 +508,6 @@ def _get_names(value: Any) -> Mapping[str, Any]:
         return vars(sys.modules[value.__module__])
     inner = inspect.unwrap(value)
     return {**inner.__globals__, **inspect.getclosurevars(inner).nonlocals}
-
-
-def _list_global_names(code: CodeType) -> Iterator[str]:
-    for instruction in dis.get_instructions(code):
-        if instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
-            yield instruction.argval
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            yield from _list_global_names(constant)
 
 
 def _is_plain(value: Any) -> bool:

@@ -5,12 +5,12 @@ import hashlib
 import re
 import threading
 from collections.abc import Collection, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from functools import cache
 from importlib import import_module
-from typing import Any, Literal, Protocol, Self
+from typing import Any, Self
 
-from sqlalchemy import BigInteger, ColumnElement, Connection, Engine, Table, func, literal, select
+from sqlalchemy import Connection, Table, func, select
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError
 
@@ -24,22 +24,11 @@ from rlx_registry.errors import (
 from rlx_registry.postgres import Postgres
 from rlx_registry.sqlite import Sqlite
 
-RUN_REFERENCE = re.compile(r"(?:r-)?([0-9]{1,15})")
+RUN_REFERENCE = re.compile(r"(?:r-)?([0-9]{1,9})")
+"""An id of a run, at most as large as the column of ids may hold."""
 
 
-class Backend(Protocol):
-    """An SQLite or PostgreSQL database; every method may raise `RegistryDatabaseError`."""
-
-    @property
-    def label(self) -> str: ...
-    def engine(self, mode: Literal["read", "write"]) -> Engine: ...
-    def prepare(self, *, create: bool) -> None: ...
-    def check(self, reader: Engine) -> None: ...
-    def hold_write_turn(self) -> AbstractContextManager[None]: ...
-    def translate_errors(self) -> AbstractContextManager[None]: ...
-
-
-def select_backend(url: str) -> Backend:
+def select_backend(url: str) -> Sqlite | Postgres:
     """Returns the backend for a URL without opening the database.
 
     Raises:
@@ -193,7 +182,18 @@ class Database:
         with self.open_writer() as connection:
             key = get_run_key(connection, run_id, lock=True)
             if self.fence is not None:
-                _require_current_attempt(connection, key, *self.fence)
+                own, attempt = self.fence
+                if key != own:
+                    raise ValueError(
+                        f"this writer may write only {format_run_id(own)}, not {format_run_id(key)}"
+                    )
+                c = models.run.c
+                current = connection.scalar(select(c.attempt).where(c.id == key))
+                if current != attempt:
+                    raise FencedError(
+                        f"run {format_run_id(key)} is at attempt {current} now: attempt {attempt} "
+                        "has been taken over and can no longer write"
+                    )
             yield connection, key
 
 
@@ -209,7 +209,7 @@ def get_run_key(connection: Connection, run_id: str, *, lock: bool = False) -> i
     if match := RUN_REFERENCE.fullmatch(run_id):
         key = int(match[1])
         c = models.run.c
-        query = select(c.id).where(c.id == _build_bigint_literal(key))
+        query = select(c.id).where(c.id == key)
         if connection.scalar(query.with_for_update() if lock else query) is not None:
             return key
     raise _build_not_found_error(connection, run_id)
@@ -224,11 +224,7 @@ def get_run_keys(connection: Connection, run_ids: Collection[str]) -> dict[int, 
     matches = {one: RUN_REFERENCE.fullmatch(one) for one in run_ids}
     keys = {int(match[1]): one for one, match in matches.items() if match}
     c = models.run.c
-    there = set(
-        connection.scalars(
-            select(c.id).where(c.id.in_([_build_bigint_literal(key) for key in keys]))
-        )
-    )
+    there = set(connection.scalars(select(c.id).where(c.id.in_(list(keys)))))
     for one, match in matches.items():
         if match is None or int(match[1]) not in there:
             raise _build_not_found_error(connection, one)
@@ -261,30 +257,11 @@ def find_key(connection: Connection, ref: str) -> int:
     return int(keys[0])
 
 
-def _require_current_attempt(connection: Connection, key: int, own: int, attempt: int) -> None:
-    if key != own:
-        raise ValueError(
-            f"this writer may write only {format_run_id(own)}, not {format_run_id(key)}"
-        )
-    c = models.run.c
-    current = connection.scalar(select(c.attempt).where(c.id == key))
-    if current != attempt:
-        raise FencedError(
-            f"run {format_run_id(key)} is at attempt {current} now: attempt {attempt} has been "
-            "taken over and can no longer write"
-        )
-
-
 def _build_not_found_error(connection: Connection, ref: str) -> NotFoundError:
     match = RUN_REFERENCE.fullmatch(ref)
     identity = models.run.c.id
-    order = func.abs(identity - _build_bigint_literal(int(match[1]))) if match else identity.desc()
+    order = func.abs(identity - int(match[1])) if match else identity.desc()
     nearest = connection.scalars(select(identity).order_by(order, identity.desc()).limit(3)).all()
     if not nearest:
         return NotFoundError(f"no run {ref!r}: the registry has no runs yet")
     return NotFoundError(f"no run {ref!r}; nearest: {', '.join(map(format_run_id, nearest))}")
-
-
-def _build_bigint_literal(key: int) -> ColumnElement[int]:
-    """A number typed by a user as an SQL literal; it may exceed the id column's range."""
-    return literal(key, BigInteger)

@@ -1,16 +1,5 @@
 """Every exception the registry raises on purpose.
 
-* RegistryDatabaseError           base class
-  - NotFoundError                 there is no such run, rollout step, ...
-  - AmbiguousNameError            several runs have that name
-  - FencedError                   a later attempt has taken over the run from this writer
-  - DevicesBusyError              other runs hold too many of the requested devices
-  - SchemaError                   another version or another program wrote the database
-    - NoTablesError               it has no tables of a registry
-  - DatabaseUnavailableError      the database is missing, locked, read-only or unsupported
-    - DatabaseUnwritableError     the file system is full or read-only
-  - BodyError                     a rollout file is missing, damaged, or not the recorded one
-
 Methods raise ValueError and TypeError for invalid arguments.
 """
 

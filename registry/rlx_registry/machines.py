@@ -5,15 +5,14 @@ device. Devices are therefore never released explicitly: rows of ended runs stay
 """
 
 import time
-from collections.abc import Mapping
 
-from sqlalchemy import Connection, and_, delete, insert, not_, select
+from sqlalchemy import Connection, and_, delete, insert, select
 
 from rlx_registry import models
 from rlx_registry.database import acquire_named_lock, format_run_id
 from rlx_registry.errors import DevicesBusyError
 from rlx_registry.records import DeviceRecord, DeviceRequest
-from rlx_registry.states import change_run_status, is_lost
+from rlx_registry.states import change_run_status, find_lost_runs
 
 HOLDER = and_(
     models.run.c.id == models.device.c.run_id,
@@ -36,12 +35,23 @@ def claim_devices(
     if request.count == 0:
         return ()
     acquire_named_lock(connection, f"rlx devices {request.host}")
-    claims = _find_device_holders(connection, request)
-    gone = _find_lost_runs(connection, set(claims.values()))
+    c = models.device.c
+    held = select(c.name, c.run_id).join(models.run, HOLDER)
+    held = held.where(c.host == request.host, c.name.in_(request.names))
+    claims = {row.name: row.run_id for row in connection.execute(held)}
+    gone = find_lost_runs(connection, set(claims.values()))
     holders = {name: other for name, other in claims.items() if other not in gone}
     taken = tuple(name for name in request.names if name not in holders)[: request.count]
     if len(taken) < request.count:
-        raise DevicesBusyError(_describe_device_shortage(request, holders))
+        named = ", ".join(
+            f"{format_run_id(holders[name])} holds {name}"
+            for name in request.names
+            if name in holders
+        )
+        free = len(request.names) - len(holders)
+        raise DevicesBusyError(
+            f"{request.host} has {free} of {request.count} devices free: {named}"
+        )
     for other in sorted({claims[name] for name in taken if name in claims}):
         change_run_status(
             connection,
@@ -50,7 +60,6 @@ def claim_devices(
             "lost",
             f"no heartbeat; its devices were given to {format_run_id(key)}",
         )
-    c = models.device.c
     connection.execute(delete(models.device).where(c.host == request.host, c.name.in_(taken)))
     row = {"host": request.host, "run_id": key, "attempt": attempt, "at": time.time()}
     connection.execute(insert(models.device), [row | {"name": name} for name in taken])
@@ -61,33 +70,10 @@ def list_held_devices(connection: Connection, host: str | None) -> list[DeviceRe
     """Returns the devices currently held, of one machine or of all."""
     c = models.device.c
     query = select(models.device).join(models.run, HOLDER).order_by(c.host, c.name)
-    query = query.where(not_(is_lost(connection, time.time())))
+    query = query.where(c.run_id.not_in(list(find_lost_runs(connection))))
     if host is not None:
         query = query.where(c.host == host)
     return [
         DeviceRecord(row.host, row.name, format_run_id(row.run_id), row.attempt, row.at)
         for row in connection.execute(query)
     ]
-
-
-def _find_device_holders(connection: Connection, request: DeviceRequest) -> dict[str, int]:
-    """The run that holds each of the devices, silent runs included."""
-    c = models.device.c
-    query = select(c.name, c.run_id).join(models.run, HOLDER)
-    query = query.where(c.host == request.host, c.name.in_(request.names))
-    return {row.name: row.run_id for row in connection.execute(query)}
-
-
-def _find_lost_runs(connection: Connection, keys: set[int]) -> set[int]:
-    """The lost ones among the runs; a run whose row is locked by a writer is not lost."""
-    c = models.run.c
-    query = select(c.id).where(c.id.in_(sorted(keys)), is_lost(connection, time.time()))
-    return set(connection.scalars(query.with_for_update(skip_locked=True)))
-
-
-def _describe_device_shortage(request: DeviceRequest, holders: Mapping[str, int]) -> str:
-    named = ", ".join(
-        f"{format_run_id(holders[n])} holds {n}" for n in request.names if n in holders
-    )
-    free = len(request.names) - len(holders)
-    return f"{request.host} has {free} of {request.count} devices free: {named}"

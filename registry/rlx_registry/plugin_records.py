@@ -17,39 +17,31 @@ def find_changed_plugins(
 
     Data of which one of the two has no digest are not compared.
     """
-    names = dict.fromkeys((record.get("kind"), record["name"]) for record in (*now, *then))
-    return list(
-        dict.fromkeys(
-            name
-            for kind, name in names
-            if not _is_same_plugin(
-                *(
-                    [r for r in side if (r.get("kind"), r["name"]) == (kind, name)]
-                    for side in (now, then)
-                )
-            )
+    changed = []
+    for kind, name in dict.fromkeys(
+        (record.get("kind"), record["name"]) for record in (*now, *then)
+    ):
+        ours, theirs = (
+            [record for record in side if (record.get("kind"), record["name"]) == (kind, name)]
+            for side in (now, then)
         )
-    )
-
-
-def _is_same_plugin(now: Sequence[RecordedPlugin], then: Sequence[RecordedPlugin]) -> bool:
-    return (
-        len(now) == len(then)
-        and all(_is_among(one, then) for one in now)
-        and all(_is_among(one, now) for one in then)
-    )
+        if (
+            len(ours) != len(theirs)
+            or not all(_is_among(one, theirs) for one in ours)
+            or not all(_is_among(one, ours) for one in theirs)
+        ):
+            changed.append(name)
+    return list(dict.fromkeys(changed))
 
 
 def _is_among(one: RecordedPlugin, others: Sequence[RecordedPlugin]) -> bool:
     """Whether a record is the same as another; one with data first of all as another with data."""
     with_data = [other for other in others if other.get("data")] if one.get("data") else []
-    return any(_is_same(one, other) for other in with_data or others)
-
-
-def _is_same(one: RecordedPlugin, other: RecordedPlugin) -> bool:
-    data, others = one.get("data"), other.get("data")
-    same_data = not data or not others or data == others
-    return same_data and all(one.get(key) == other.get(key) for key in _CODE)
+    return any(
+        all(one.get(key) == other.get(key) for key in _CODE)
+        and (not one.get("data") or not other.get("data") or one["data"] == other["data"])
+        for other in with_data or others
+    )
 
 
 def fill_plugin_options(
@@ -64,7 +56,15 @@ def fill_plugin_options(
     tree, unused = deepcopy(dict(spec)), list(plugins)
     for kind, key, node in _list_plugin_nodes(tree):
         own = [p for p in unused if (p.get("kind"), p["name"]) == (kind, node.get(key))]
-        fits = [p for p in own if _contains(p.get("options") or {}, node)]
+        fits = [
+            record
+            for record in own
+            if all(
+                node[name] == value
+                for name, value in (record.get("options") or {}).items()
+                if name in node and not isinstance(node[name], Mapping)
+            )
+        ]
         if record := next(iter(fits or own), None):
             unused.remove(record)
             _fill_missing(node, record.get("options") or {})
@@ -84,14 +84,6 @@ def _list_plugin_nodes(tree: Mapping[str, Any]) -> Iterator[tuple[str, str, dict
         ("placement", "plugin", (tree.get("credit") or {}).get("placement")),
     ]
     return ((kind, key, node) for kind, key, node in nodes if isinstance(node, dict))
-
-
-def _contains(options: Mapping[str, Any], node: Mapping[str, Any]) -> bool:
-    return all(node[name] == value for name, value in options.items() if _is_plain(node, name))
-
-
-def _is_plain(node: Mapping[str, Any], name: str) -> bool:
-    return name in node and not isinstance(node[name], Mapping)
 
 
 def _fill_missing(node: dict[str, Any], options: Mapping[str, Any]) -> None:

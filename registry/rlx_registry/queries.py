@@ -5,24 +5,34 @@ a page hardly depends on the size of the registry: the payload of an evaluation,
 answer to it, would cost seconds for a thousand runs.
 """
 
-import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypedDict
 
-from sqlalchemy import ColumnElement, Connection, Row, and_, func, or_, select, true
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Row,
+    ScalarSelect,
+    Select,
+    and_,
+    func,
+    or_,
+    select,
+    true,
+)
 
 from rlx_registry import models
 from rlx_registry.database import Database, format_run_id, get_run_keys
-from rlx_registry.records import (
-    STATUSES,
-    RolloutIndex,
-    RunRecord,
-    RunRow,
-    Status,
+from rlx_registry.records import STATUSES, RunRecord, RunRow, Status
+from rlx_registry.states import (
+    ROW_FIELDS,
+    build_run_row,
+    find_lost_runs,
+    has_status,
+    require_statuses,
 )
-from rlx_registry.results import INDEX_FIELDS, build_index_record
-from rlx_registry.states import has_status, require_statuses
 
 EXACT = 600
 """Largest number of steps for which a curve is returned without downsampling."""
@@ -35,8 +45,6 @@ by kind of turn."""
 
 Curve = list[tuple[int, float]]
 """(step, value), steps ascending."""
-
-_ROW = tuple(RunRow.__dataclass_fields__)
 
 
 class RunFilter(TypedDict, total=False):
@@ -100,13 +108,10 @@ class Queries:
         """Returns the runs with one of some recorded statuses, without their specs, newest
         first."""
         c = models.run.c
-        query = select(*(c[name] for name in _ROW)).order_by(c.id.desc())
+        query = select(*(c[name] for name in ROW_FIELDS)).order_by(c.id.desc())
         query = query.where(c.status.in_(sorted(recorded)))
         with self._database.open_reader() as connection:
-            return [
-                RunRow(**{**row._mapping, "id": format_run_id(row.id)})
-                for row in connection.execute(query)
-            ]
+            return [build_run_row(row) for row in connection.execute(query)]
 
     def last_values(
         self, ids: Collection[str], names: Sequence[str]
@@ -163,11 +168,38 @@ class Queries:
             return {called[key]: payload for key, payload in rows}
 
     def idle_steps(self, ids: Collection[str]) -> dict[str, int]:
-        """Returns how many of each run's latest steps, without a gap, gave no gradient."""
+        """Returns how many of each run's latest steps, without a gap, gave no gradient.
+
+        A step gave one if the norm of its gradient is not 0, or a group has a signal: the policy
+        then waits for its critic. A step without metrics could not be scored.
+        """
+        run, key, c = models.run.c, models.metric_key.c, models.metric.c
+        is_share = key.name.startswith(SILENT_GROUPS, autoescape=True)
+        own = and_(c.run_id == run.id, c.key_id == key.id)
+        learned = or_(and_(key.name == GRADIENT, c.value != 0), and_(is_share, c.value < 1))
+        # Seeks by run and metric; a join would scan every step of every run.
+        first, newest, last = (
+            select(c.step).where(own, *condition).order_by(order).limit(1).scalar_subquery()
+            for order, condition in ((c.step, ()), (c.step.desc(), ()), (c.step.desc(), (learned,)))
+        )
+        query = select(
+            run.id, run.step, is_share, first.label("first"), newest.label("newest"), last
+        )
+        query = query.join_from(models.run, models.metric_key, true())
+        query = query.where(or_(key.name == GRADIENT, is_share))
+        found: dict[str, list[tuple[Any, ...]]] = {one: [] for one in ids}
         with self._database.open_reader() as connection:
             called = get_run_keys(connection, ids)
-            counts = _count_idle_steps(connection, called)
-            return {called[key]: count for key, count in counts.items()}
+            for one, *figures in connection.execute(query.where(run.id.in_(list(called)))):
+                found[called[one]].append(tuple(figures))
+        counts = dict.fromkeys(ids, 0)
+        for one, figures_of_one in found.items():
+            shares = [of for of in figures_of_one if of[1] and of[3]]
+            if shares:
+                latest = max(max(step or 0, newest) for step, _, _, newest, _ in shares)
+                signals = [last for *_, last in figures_of_one if last is not None]
+                counts[one] = latest - max(signals, default=min(of[2] for of in shares) - 1)
+        return counts
 
     def metric_names(self, run_id: str) -> list[str]:
         """Returns the names of a run's metrics, sorted."""
@@ -184,39 +216,16 @@ class Queries:
         Curves of runs with more than `EXACT` steps are downsampled: every bucket of steps keeps its
         lowest and its highest value at their own steps, and the newest value is always kept.
         """
-        return self._load_thinned_curves(run_id, names, points, _load_extremes_curve)[1]
-
-    def stretch_means(
-        self, run_id: str, names: Sequence[str], points: int = 300
-    ) -> tuple[int, dict[str, Curve]]:
-        """Returns the number of steps per bucket, and every bucket's mean value at its mean step.
-
-        Use these means, not the extremes of `curves`, for smoothing. Runs of up to `EXACT` steps
-        have one step per bucket.
-        """
-        return self._load_thinned_curves(run_id, names, points, _load_means_curve)
-
-    def _load_thinned_curves(
-        self,
-        run_id: str,
-        names: Sequence[str],
-        points: int,
-        thin: Callable[[Connection, ColumnElement[bool], int], Curve],
-    ) -> tuple[int, dict[str, Curve]]:
-        c = models.metric.c
+        c, curves = models.metric.c, dict[str, Curve]()
         with self._database.open_run_reader(run_id) as (connection, key):
-            keys = self._metric_keys(connection, names)
             last = connection.scalar(select(models.run.c.step).where(models.run.c.id == key)) or 0
-            width = 1 if last <= EXACT else -(-last // points)
-            found = {}
-            for name, key_id in keys.items():
-                of_one = and_(c.run_id == key, c.key_id == key_id)
-                found[name] = (
-                    _load_exact_curve(connection, of_one)
-                    if width == 1
-                    else thin(connection, of_one, width)
-                )
-            return width, {name: curve for name in names if (curve := found.get(name))}
+            for name in names:
+                own = and_(c.run_id == key, c.key_id == _select_metric_key(name))
+                whole = select(c.step, c.value).where(own).order_by(c.step)
+                query = whole if last <= EXACT else _select_extremes(own, -(-last // points))
+                if curve := [(step, value) for step, value in connection.execute(query)]:
+                    curves[name] = curve
+        return curves
 
     def step_times(
         self, run_id: str, name: str, last: int | None = None
@@ -224,8 +233,9 @@ class Queries:
         """Returns `(step, at)` of a metric, steps ascending; only the `last` ones if given."""
         c = models.metric.c
         with self._database.open_run_reader(run_id) as (connection, key):
-            key_id = self._metric_keys(connection, [name]).get(name, -1)
-            query = select(c.step, c.at).where(c.run_id == key, c.key_id == key_id)
+            query = select(c.step, c.at).where(
+                c.run_id == key, c.key_id == _select_metric_key(name)
+            )
             rows = connection.execute(query.order_by(c.step.desc()).limit(last))
             return [(step, at) for step, at in rows][::-1]
 
@@ -234,12 +244,6 @@ class Queries:
         c = models.metric.c
         with self._database.open_run_reader(run_id) as (connection, key):
             return int(connection.scalar(select(func.max(c.seq)).where(c.run_id == key)) or 0)
-
-    @staticmethod
-    def _metric_keys(connection: Connection, names: Iterable[str]) -> dict[str, int]:
-        c = models.metric_key.c
-        rows = connection.execute(select(c.name, c.id).where(c.name.in_(list(names))))
-        return {row.name: row.id for row in rows}
 
     # Events and evaluations --------------------------------------------------------------------
 
@@ -260,14 +264,6 @@ class Queries:
             wanted = select(c.tree).where(here, *_build_rollout_conditions(query, here)).distinct()
             return sorted(connection.scalars(wanted))
 
-    def tree_rows(self, run_id: str, step: int, trees: Collection[int]) -> list[RolloutIndex]:
-        """Returns the index rows of some trees of a step, by row number."""
-        c = models.rollout.c
-        query = select(*(c[name] for name in INDEX_FIELDS)).order_by(c.row)
-        query = query.where(c.step == step, c.tree.in_(list(trees)))
-        with self._database.open_run_reader(run_id) as (connection, key):
-            return [build_index_record(r) for r in connection.execute(query.where(c.run_id == key))]
-
     def tree_of_row(self, run_id: str, step: int, row: int) -> int | None:
         """Returns the tree of a row of a step; None if there is no such row."""
         c = models.rollout.c
@@ -282,17 +278,6 @@ class Queries:
             query = select(c.step).where(c.run_id == key, c.problem_id == problem_id)
             return sorted(connection.scalars(query.distinct()))
 
-    def problem_runs(self, ids: Collection[str], problem_id: str) -> dict[str, int]:
-        """Returns those of some runs that sampled a problem, and the newest step that did."""
-        c, run = models.rollout.c, models.run.c
-        own = and_(c.run_id == run.id, c.problem_id == problem_id)
-        newest = select(func.max(c.step)).where(own).scalar_subquery()
-        with self._database.open_reader() as connection:
-            called = get_run_keys(connection, ids)
-            rows = connection.execute(select(run.id, newest).where(run.id.in_(list(called))))
-            found = {called[key]: step for key, step in rows if step is not None}
-        return {one: found[one] for one in ids if one in found}
-
     def largest_advantages(self, run_id: str, step: int) -> dict[str, float]:
         """Returns the largest |advantage| of a step, by kind of turn."""
         c = models.rollout.c
@@ -305,31 +290,29 @@ class Queries:
 
     def statuses(self) -> dict[Status, int]:
         """Returns the number of runs per effective status, without empty ones."""
-        c, now = models.run.c, time.time()
-        plain = select(c.status, func.count().label("n")).group_by(c.status)
+        c = models.run.c
         with self._database.open_reader() as connection:
-            is_lost = has_status(connection, ["lost"], now)
-            lost = select(c.status, func.count()).where(is_lost, c.status != "lost")
-            found: dict[str, int] = {r.status: r.n for r in connection.execute(plain)}
-            for status, count in connection.execute(lost.group_by(c.status)):
-                found[status] -= count
-                found["lost"] = found.get("lost", 0) + count
-        return {status: n for status, n in sorted(found.items()) if n}  # type: ignore[misc]
+            found = Counter[Status]()
+            for status, count in connection.execute(
+                select(c.status, func.count()).group_by(c.status)
+            ):
+                found[status] = count
+            for status in find_lost_runs(connection).values():
+                found[status] -= 1
+                found["lost"] += 1
+        return {status: n for status, n in sorted(found.items()) if n}
 
 
-def _load_exact_curve(connection: Connection, of_one: ColumnElement[bool]) -> Curve:
+def _select_metric_key(name: str) -> ScalarSelect[int]:
+    return select(models.metric_key.c.id).where(models.metric_key.c.name == name).scalar_subquery()
+
+
+def _select_extremes(own: ColumnElement[bool], width: int) -> Select[tuple[int, float]]:
+    """Selects every bucket's lowest and highest value, at the first step that has it."""
     c = models.metric.c
-    query = select(c.step, c.value).where(of_one).order_by(c.step)
-    return [(step, value) for step, value in connection.execute(query)]
-
-
-def _load_extremes_curve(connection: Connection, of_one: ColumnElement[bool], width: int) -> Curve:
-    """Every bucket's lowest and highest value, at the first step that has it."""
-    c = models.metric.c
-    stretch = c.step // width
 
     def rank_rows(*order: Any) -> ColumnElement[int]:
-        return func.row_number().over(partition_by=stretch, order_by=order)
+        return func.row_number().over(partition_by=c.step // width, order_by=order)
 
     ranked = select(
         c.step,
@@ -338,18 +321,9 @@ def _load_extremes_curve(connection: Connection, of_one: ColumnElement[bool], wi
         rank_rows(c.value.desc(), c.step).label("high"),
         func.max(c.step).over().label("newest"),
     )
-    r = ranked.where(of_one).subquery().c
+    r = ranked.where(own).subquery().c
     kept = or_(r.low == 1, r.high == 1, r.step == r.newest)
-    rows = connection.execute(select(r.step, r.value).where(kept).order_by(r.step))
-    return [(step, value) for step, value in rows]
-
-
-def _load_means_curve(connection: Connection, of_one: ColumnElement[bool], width: int) -> Curve:
-    c = models.metric.c
-    stretch = c.step // width
-    query = select(func.avg(c.step), func.avg(c.value)).where(of_one)
-    rows = connection.execute(query.group_by(stretch).order_by(stretch))
-    return [(round(step), value) for step, value in rows]
+    return select(r.step, r.value).where(kept).order_by(r.step)
 
 
 def _build_rollout_conditions(
@@ -392,7 +366,7 @@ def build_run_conditions(
         yield c.id.in_(select(own.run_id).where(own.name == group))
     if statuses := wanted.get("statuses"):
         require_statuses(statuses)
-        yield has_status(connection, statuses, time.time())
+        yield has_status(connection, statuses)
     if (earliest := wanted.get("created_from")) is not None:
         yield c.created >= earliest
     if (latest := wanted.get("created_before")) is not None:
@@ -413,47 +387,3 @@ def is_idle(idle: int, steps: int) -> bool:
         steps: how many it took.
     """
     return steps > 0 and min(IDLE_STEPS, steps) <= idle
-
-
-def _count_idle_steps(connection: Connection, keys: Collection[int]) -> dict[int, int]:
-    """Returns how many of each run's latest steps, without a gap, gave no gradient.
-
-    A step gave one if the norm of its gradient is not 0, or a group has a signal: the policy then
-    waits for its critic. A step without metrics could not be scored.
-
-    Args:
-        connection: to the registry.
-        keys: of the runs.
-    """
-    run, key, c = models.run.c, models.metric_key.c, models.metric.c
-    is_share = key.name.startswith(SILENT_GROUPS, autoescape=True)
-    own = and_(c.run_id == run.id, c.key_id == key.id)
-    learned = or_(and_(key.name == GRADIENT, c.value != 0), and_(is_share, c.value < 1))
-    # Seeks by run and metric; a join would scan every step of every run.
-    first, newest, last = (
-        select(c.step).where(own, *condition).order_by(order).limit(1).scalar_subquery()
-        for order, condition in ((c.step, ()), (c.step.desc(), ()), (c.step.desc(), (learned,)))
-    )
-    query = select(run.id, run.step, is_share, first, newest, last)
-    query = query.join_from(models.run, models.metric_key, true())
-    query = query.where(run.id.in_(list(keys)), or_(key.name == GRADIENT, is_share))
-    by_run: dict[int, list[tuple[int | None, bool, int, int, int | None]]] = {k: [] for k in keys}
-    for one, *figures in connection.execute(query):
-        by_run[one].append(tuple(figures))
-    return {one: _count_since_signal(metrics) for one, metrics in by_run.items()}
-
-
-def _count_since_signal(metrics: Collection[tuple[int | None, bool, int, int, int | None]]) -> int:
-    """Counts the steps after the last one with a gradient.
-
-    Args:
-        metrics: of one run: its step, and of each metric whether it is a share, its first and
-            newest step, and the last that shows a gradient.
-    """
-    shares = [(first, newest) for _, is_share, first, newest, _ in metrics if is_share and newest]
-    if not shares:
-        return 0
-    newest = max(step or 0 for step, *_ in metrics)
-    newest = max(newest, *(later for _, later in shares))
-    seen = [last for *_, last in metrics if last is not None]
-    return newest - (max(seen) if seen else min(earlier for earlier, _ in shares) - 1)

@@ -32,8 +32,8 @@ PREVIEW_LENGTH = 160
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunRecord:
-    """The state of one run when it was read.
+class RunRow:
+    """What lists of runs show of one run, as it was when it was read.
 
     Attributes:
         id: "r-0001", "r-0002", ...
@@ -45,13 +45,11 @@ class RunRecord:
         step: last completed step. `steps_total` is None until the run knows it.
         started: when it first ran. `ended`: when it last ended; None while it runs.
         reason: why it has its status, if that needs an explanation.
-        directory: absolute path of the run's own folder.
-        yaml: the file as submitted; `spec` is the resolved experiment.
         attempt: number of starts; 0 before the first.
         heartbeat: time of the last heartbeat.
         host, pid: the machine and the process of its supervisor.
         request: pending request to its supervisor; see `Registry.leave_request`.
-        origins: where each value of `spec` was set, by dotted path; None if not recorded.
+        directory: absolute path of the run's own folder.
     """
 
     id: str
@@ -65,7 +63,40 @@ class RunRecord:
     started: float | None
     ended: float | None
     reason: str | None
+    phase: str | None
+    attempt: int
+    heartbeat: float | None
+    host: str | None
+    pid: int | None
+    request: Request | None
     directory: str | None
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether its last sign of life is older than `HEARTBEAT_LIMIT`."""
+        return time.time() - (self.heartbeat or self.started or self.created) > HEARTBEAT_LIMIT
+
+    @property
+    def effective_status(self) -> Status:
+        """`status`, or "lost" if a living run has no supervisor.
+
+        That is seen on the supervisor's machine. On others, a silent run counts as lost.
+        """
+        if self.status not in LIVING:
+            return self.status
+        alive = is_supervisor_alive(self.directory)
+        return "lost" if alive is False or (alive is None and self.is_silent) else self.status
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunRecord(RunRow):
+    """The whole record of a run.
+
+    Attributes:
+        yaml: the file as submitted; `spec` is the resolved experiment.
+        origins: where each value of `spec` was set, by dotted path; None if not recorded.
+    """
+
     yaml: str
     spec: dict[str, Any]
     plugins: list[dict[str, Any]]
@@ -73,12 +104,6 @@ class RunRecord:
     environment: dict[str, Any]
     mlflow_run_id: str | None
     mlflow_experiment_id: str | None
-    attempt: int
-    heartbeat: float | None
-    pid: int | None
-    phase: str | None
-    host: str | None
-    request: Request | None
     origins: dict[str, str] | None = None
 
     @property
@@ -86,72 +111,14 @@ class RunRecord:
         """`spec` with the options that its plugins had, defaults included."""
         return fill_plugin_options(self.spec, self.plugins)
 
-    @property
-    def effective_status(self) -> Status:
-        """`status`, or "lost" if a living run has no supervisor.
-
-        That is seen on the supervisor's machine. On others, a run counts as lost if it sent no
-        heartbeat for `HEARTBEAT_LIMIT` seconds.
-        """
-        return _compute_effective_status(self)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunRow:
-    """The columns of a run that lists of runs show; see `RunRecord`."""
-
-    id: str
-    name: str
-    digest: str
-    seed: int
-    status: Status
-    step: int
-    steps_total: int | None
-    created: float
-    started: float | None
-    ended: float | None
-    reason: str | None
-    phase: str | None
-    attempt: int
-    heartbeat: float | None
-    host: str | None
-    pid: int | None
-    request: Request | None
-    directory: str | None
-
-    @property
-    def effective_status(self) -> Status:
-        """As `RunRecord.effective_status`."""
-        return _compute_effective_status(self)
-
-
-def _compute_effective_status(run: RunRecord | RunRow) -> Status:
-    if run.status not in LIVING:
-        return run.status
-    alive = is_supervisor_alive(run.directory)
-    if alive is None:
-        last = run.heartbeat or run.started or run.created
-        alive = time.time() - last <= HEARTBEAT_LIMIT
-    return run.status if alive else "lost"
-
 
 @dataclass(frozen=True, slots=True)
 class DeviceRequest:
-    """A request for devices of one machine: the first `count` of `names` that are free.
-
-    Raises:
-        ValueError: a name occurs twice, or `count` is negative or exceeds the number of names.
-    """
+    """A request for devices of one machine: the first `count` of `names` that are free."""
 
     host: str
     names: tuple[str, ...]
     count: int
-
-    def __post_init__(self) -> None:
-        if len(set(self.names)) < len(self.names):
-            raise ValueError(f"a device of {self.host} is named twice: {', '.join(self.names)}")
-        if not 0 <= self.count <= len(self.names):
-            raise ValueError(f"{self.host} has {len(self.names)} devices, not {self.count}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,6 @@ import time
 from collections.abc import Collection, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self, Unpack
 
 from sqlalchemy import delete, func, insert, select, update
@@ -35,11 +34,11 @@ from rlx_registry.results import RunResults
 from rlx_registry.states import (
     change_run_status,
     is_as_seen,
-    is_blocking,
     require_ended,
     require_statuses,
     write_status,
 )
+from rlx_registry.supervisors import is_supervisor_alive
 
 UPDATABLE = frozenset(
     {"directory", "mlflow_run_id", "mlflow_experiment_id", "host", "pid", "phase", "step"}
@@ -113,12 +112,7 @@ class Registry:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def submit(
@@ -138,7 +132,8 @@ class Registry:
         """Records a run, or returns the newest existing one that is the same.
 
         The same are runs with equal digest, seed and name whose plugins had the same version,
-        source and data. Failed, stopped and lost runs do not count as existing.
+        source and data. Failed, stopped and lost runs do not count as existing, but one whose
+        supervisor has just gone does: who submits it again is to record that first.
 
         Args:
             again: always create a new run.
@@ -152,10 +147,14 @@ class Registry:
             acquire_named_lock(connection, f"rlx submit {digest} {seed}")
             c, now = models.run.c, time.time()
             alike = select(models.run).where(c.digest == digest, c.seed == seed, c.name == name)
-            alike = alike.where(is_blocking(connection, BLOCKING, now)).order_by(c.id.desc())
+            alike = alike.where(c.status.in_(BLOCKING)).order_by(c.id.desc())
             for row in () if again else connection.execute(alike).all():
-                if not find_changed_plugins(plugins, row.plugins):
-                    return build_run_record(row), False
+                run = build_run_record(row)
+                is_silent = run.status in LIVING and run.is_silent
+                if is_silent and not is_supervisor_alive(run.directory):
+                    continue
+                if not find_changed_plugins(plugins, run.plugins):
+                    return run, False
             values = {"digest": digest, "seed": seed, "name": name, "spec": spec, "yaml": yaml}
             values |= {"plugins": plugins, "code": code, "environment": environment}
             status: Status = "queued" if queue else "submitted"

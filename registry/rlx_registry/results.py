@@ -6,18 +6,17 @@ Only events are append-only.
 
 import math
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from operator import attrgetter
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from sqlalchemy import Connection, Row, delete, func, insert, literal, select
+from sqlalchemy import Connection, delete, func, insert, literal, select
 
 from rlx_registry import models
 from rlx_registry.database import Database, build_insert_if_absent, build_upsert
 from rlx_registry.errors import NotFoundError
 from rlx_registry.records import (
-    LABELS,
     PREVIEW_LENGTH,
     ArtifactRecord,
     BodyRecord,
@@ -90,8 +89,9 @@ class RunResults:
             .limit(limit)
         )
         with self._database.open_run_reader(run_id) as (connection, key):
-            rows = connection.execute(query.where(table.c.run_id == key))
-            return [MetricRow(*row) for row in rows]
+            return [
+                MetricRow(*row) for row in connection.execute(query.where(table.c.run_id == key))
+            ]
 
     def mirror_cursor(self, run_id: str, target: str) -> int:
         """Returns the last `seq` that a tracker has been sent; 0 before the first."""
@@ -117,14 +117,10 @@ class RunResults:
         level: str = "info",
     ) -> None:
         """Appends an event."""
-        row = {
-            "kind": kind,
-            "level": level,
-            "message": message,
-            "payload": replace_non_finite(payload),
-        }
+        row = {"kind": kind, "level": level, "message": message, "at": time.time()}
+        row["payload"] = replace_non_finite(payload)
         with self._database.open_run_writer(run_id) as (connection, key):
-            connection.execute(insert(models.event), {"run_id": key, "at": time.time(), **row})
+            connection.execute(insert(models.event), {"run_id": key, **row})
 
     def events(self, run_id: str, after: int = 0, limit: int | None = None) -> list[EventRecord]:
         """Returns events with an id above `after`, oldest first; of many, the newest `limit`."""
@@ -145,13 +141,7 @@ class RunResults:
         metrics: Mapping[str, Any],
         payload: Mapping[str, Any] | None = None,
     ) -> None:
-        """Records an evaluation; one per step, label ("before", "after", "step") and suite.
-
-        Raises:
-            ValueError: the label is unknown.
-        """
-        if label not in LABELS:
-            raise ValueError(f"label {label!r} is not one of {', '.join(LABELS)}")
+        """Records an evaluation; one per step, label ("before", "after", "step") and suite."""
         row = {"step": step, "label": label, "suite": suite, "n": n}
         row |= {"metrics": replace_non_finite(metrics), "payload": replace_non_finite(payload)}
         with self._database.open_run_writer(run_id) as (connection, key):
@@ -258,13 +248,18 @@ class RunResults:
             query = select(c.step).where(c.run_id == key).order_by(c.step)
             return list(connection.scalars(query))
 
-    def rollout_index(self, run_id: str, step: int) -> list[RolloutIndex]:
-        """Returns a step's index rows by row number; empty if there are none."""
+    def rollout_index(
+        self, run_id: str, step: int, trees: Collection[int] | None = None
+    ) -> list[RolloutIndex]:
+        """Returns a step's index rows by row number, of some trees or of all."""
         c = models.rollout.c
         query = select(*(c[name] for name in INDEX_FIELDS)).order_by(c.row)
+        if trees is not None:
+            query = query.where(c.tree.in_(list(trees)))
         with self._database.open_run_reader(run_id) as (connection, key):
             rows = connection.execute(query.where(c.run_id == key, c.step == step))
-            return [build_index_record(row) for row in rows]
+            # Rows that are older than their scores have null.
+            return [RolloutIndex(**{**row._mapping, "scores": row.scores or {}}) for row in rows]
 
     def rollout_body(self, run_id: str, step: int) -> BodyRecord:
         """Returns the record of a step's rollout file.
@@ -279,13 +274,6 @@ class RunResults:
             if row is None:
                 raise NotFoundError(f"{run_id} has no rollouts of step {step}")
             return BodyRecord(*row)
-
-
-def build_index_record(row: Row[Any]) -> RolloutIndex:
-    """Builds the record of an index row."""
-    fields = dict(zip(INDEX_FIELDS, row, strict=True))
-    fields["scores"] = fields["scores"] or {}  # null in rows older than the column
-    return RolloutIndex(**fields)
 
 
 def replace_non_finite(value: Any) -> Any:

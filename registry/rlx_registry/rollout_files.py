@@ -17,7 +17,6 @@ from typing import (
     Annotated,
     Any,
     Literal,
-    NotRequired,
     TypedDict,
     Union,
     cast,
@@ -107,7 +106,8 @@ class RowRecord(TypedDict):
 class TreeRecord(TypedDict):
     """A tree as sampled and scored, and its rows as trained; `problem` is JSON.
 
-    `pieces` is the text of each token of each segment, for readers without a tokenizer.
+    `pieces` is the text of each token of each segment, for readers without a tokenizer; nothing is
+    computed from it.
     """
 
     tree: Int32
@@ -119,7 +119,7 @@ class TreeRecord(TypedDict):
     stratum: str
     segments: list[SegmentRecord]
     rows: list[RowRecord]
-    pieces: NotRequired[list[list[str]]]
+    pieces: list[list[str]] | None
 
 
 def get_score_name(stored: str) -> str:
@@ -176,18 +176,17 @@ def check_tree_record(tree: TreeRecord) -> None:
     for row in tree["rows"]:
         if not 0 <= row["segment"] < len(segments):
             raise ValueError(f"{where}: row {row['row']} names segment {row['segment']}")
-        streams = (get_token_values(row, name) for name in _list_row_streams())
+        streams = [
+            get_token_values(row, stream.stored_name)
+            for stream in STREAMS.values()
+            if stream.shape != "[B]"
+        ]
         if row["start"] < 0 or len({len(values) for values in streams if values}) > 1:
             raise ValueError(f"{where}: row {row['row']} has streams of different lengths")
 
 
-def _list_row_streams() -> list[str]:
-    """Stored names of the streams that have a value per token."""
-    return [s.stored_name for s in STREAMS.values() if s.is_stored and s.shape != "[B]"]
-
-
 def build_arrow_type(hint: Any) -> "pyarrow.DataType":
-    """The Arrow type of a record or of one of its fields; optional records' fields are left out."""
+    """The Arrow type of a record or of one of its fields."""
     import pyarrow
 
     origin = get_origin(hint)
@@ -195,10 +194,16 @@ def build_arrow_type(hint: Any) -> "pyarrow.DataType":
         fields = [
             (name, build_arrow_type(field))
             for name, field in get_type_hints(hint, include_extras=True).items()
-            if get_origin(field) is not NotRequired
         ]
         at = len(fields) - (hint is RowRecord)  # the streams of a row come before its scores
-        return pyarrow.struct([*fields[:at], *_list_stream_fields(hint), *fields[at:]])
+        for stream in STREAMS.values():
+            kind = pyarrow.type_for_alias(stream.dtype)
+            if hint is ScoreRecord and stream.shape == "[B]":
+                fields.append((stream.stored_name, kind))
+            if hint is RowRecord and stream.shape != "[B]":
+                fields.insert(at, (stream.stored_name, pyarrow.list_(kind)))
+                at += 1
+        return pyarrow.struct(fields)
     if origin is Annotated:
         inner, mark = get_args(hint)[:2]
         return pyarrow.type_for_alias(mark) if isinstance(mark, str) else build_arrow_type(inner)
@@ -209,20 +214,6 @@ def build_arrow_type(hint: Any) -> "pyarrow.DataType":
         return pyarrow.list_(build_arrow_type(get_args(hint)[0]))
     kind = type(get_args(hint)[0]) if origin is Literal else hint
     return pyarrow.type_for_alias({str: "string", bool: "bool"}[kind])
-
-
-def _list_stream_fields(hint: Any) -> "list[tuple[str, pyarrow.DataType]]":
-    """The streams that are fields of a record, in the order of their table."""
-    import pyarrow
-
-    stored = [stream for stream in STREAMS.values() if stream.is_stored]
-    types = {stream.stored_name: pyarrow.type_for_alias(stream.dtype) for stream in stored}
-    per_row = {stream.stored_name for stream in stored if stream.shape == "[B]"}
-    if hint is ScoreRecord:
-        return [(name, types[name]) for name in types if name in per_row]
-    if hint is RowRecord:
-        return [(name, pyarrow.list_(types[name])) for name in types if name not in per_row]
-    return []
 
 
 def write_body(path: Path | str, table: "pyarrow.Table") -> tuple[str, int]:
@@ -238,7 +229,11 @@ def write_body(path: Path | str, table: "pyarrow.Table") -> tuple[str, int]:
     aside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         with aside.open("w+b") as file:
-            parquet.write_table(table, file, **_build_parquet_options(table))
+            # Small row groups, because pages read few records. No dictionaries: the values of
+            # tokens repeat too rarely for them to save time or space.
+            records = max(1, table.num_rows * ROW_GROUP_BYTES // max(1, table.nbytes))
+            options = {"compression": "zstd", "use_dictionary": False, "row_group_size": records}
+            parquet.write_table(table, file, **options)
             file.flush()
             os.fsync(file.fileno())
             size = file.seek(0, os.SEEK_END)
@@ -249,13 +244,6 @@ def write_body(path: Path | str, table: "pyarrow.Table") -> tuple[str, int]:
         aside.unlink(missing_ok=True)
     sync_to_disk(path.parent)  # a rename survives a power failure only once its folder is synced
     return digest, size
-
-
-def _build_parquet_options(table: "pyarrow.Table") -> dict[str, Any]:
-    """Small row groups, because pages read few records. No dictionary encoding: token values
-    repeat too rarely for it to save time or space."""
-    records = max(1, table.num_rows * ROW_GROUP_BYTES // max(1, table.nbytes))
-    return {"compression": "zstd", "use_dictionary": False, "row_group_size": records}
 
 
 def read_body(path: Path | str, sha256: str | None = None) -> "pyarrow.Table":

@@ -187,7 +187,14 @@ class Sqlite:
     @property
     def _journal_mode(self) -> str:
         """No write-ahead log on a network disk, which cannot share its index."""
-        return "delete" if _is_on_network_disk(self.path.parent) else "wal"
+        with suppress(OSError):  # a system may not tell
+            device = self.path.parent.stat().st_dev
+            number = f"{os.major(device)}:{os.minor(device)}"
+            for line in Path("/proc/self/mountinfo").read_text().splitlines():
+                mount, _, disk = line.partition(" - ")
+                if mount.split()[2] == number:
+                    return "delete" if disk.split()[0] in NETWORK_DISKS else "wal"
+        return "wal"
 
     def _require(self) -> None:
         if not self.path.exists():
@@ -257,18 +264,6 @@ def _is_archive(path: Path) -> bool:
     """
     log = path.with_name(f"{path.name}-wal")
     return not os.access(path.parent, os.W_OK) and not (log.exists() and log.stat().st_size)
-
-
-def _is_on_network_disk(folder: Path) -> bool:
-    """Whether a folder's file system is one of `NETWORK_DISKS`; local where nothing tells."""
-    with suppress(OSError):
-        device = folder.stat().st_dev
-        number = f"{os.major(device)}:{os.minor(device)}"
-        for line in Path("/proc/self/mountinfo").read_text().splitlines():
-            mount, _, disk = line.partition(" - ")
-            if mount.split()[2] == number:
-                return disk.split()[0] in NETWORK_DISKS
-    return False
 
 
 def _build_unavailable_error(path: Path, error: BaseException | None) -> DatabaseUnavailableError:

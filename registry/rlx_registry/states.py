@@ -4,11 +4,13 @@ import time
 from collections.abc import Collection
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, and_, func, insert, not_, or_, select, update
+from sqlalchemy import ColumnElement, Connection, Row, and_, func, insert, or_, select, update
 
 from rlx_registry import models
-from rlx_registry.records import ENDED, HEARTBEAT_LIMIT, LIVING, STATUSES, RunRecord
-from rlx_registry.supervisors import is_supervisor_alive
+from rlx_registry.database import format_run_id
+from rlx_registry.records import ENDED, LIVING, STATUSES, RunRecord, RunRow, Status
+
+ROW_FIELDS = tuple(RunRow.__dataclass_fields__)
 
 
 def require_statuses(names: Collection[str]) -> None:
@@ -73,47 +75,30 @@ def is_as_seen(connection: Connection, key: int, seen: RunRecord) -> bool:
     return tuple(row) == tuple(getattr(seen, name) for name in names)
 
 
-def has_status(
-    connection: Connection, statuses: Collection[str], now: float
-) -> ColumnElement[bool]:
+def has_status(connection: Connection, statuses: Collection[str]) -> ColumnElement[bool]:
     """`RunRecord.effective_status in statuses`, in SQL."""
-    c = models.run.c
-    lost = and_(c.status.in_(sorted(LIVING)), is_lost(connection, now))
-    plain = and_(c.status.in_(list(statuses)), not_(lost))
-    return or_(plain, lost) if "lost" in statuses else plain
+    c, lost = models.run.c, list(find_lost_runs(connection))
+    plain = and_(c.status.in_(list(statuses)), c.id.not_in(lost))
+    return or_(plain, c.id.in_(lost)) if "lost" in statuses else plain
 
 
-def is_lost(connection: Connection, now: float) -> ColumnElement[bool]:
-    """Whether a living run has no supervisor, in SQL: see `RunRecord.effective_status`."""
-    alive, gone = _look_at_supervisors(connection)
-    c = models.run.c
-    return or_(c.id.in_(gone), and_(_is_silent(now), c.id.not_in(alive)))
+def find_lost_runs(
+    connection: Connection, among: Collection[int] | None = None
+) -> dict[int, Status]:
+    """Returns the recorded statuses of the living runs that have no supervisor, by run.
 
-
-def is_blocking(
-    connection: Connection, statuses: Collection[str], now: float
-) -> ColumnElement[bool]:
-    """Whether a run, by its status, keeps an identical one from being submitted, in SQL.
-
-    A silent run does not. A run whose supervisor is seen to be gone does: who submits it again is
-    to record that first.
+    Args:
+        among: only these, which stay locked until the transaction ends; one that another writer
+            has locked is not lost.
     """
-    alive, _ = _look_at_supervisors(connection)
     c = models.run.c
-    silent = and_(c.status.in_(sorted(LIVING)), _is_silent(now), c.id.not_in(alive))
-    return and_(c.status.in_(list(statuses)), not_(silent))
+    query = select(*(c[name] for name in ROW_FIELDS)).where(c.status.in_(sorted(LIVING)))
+    if among is not None:
+        query = query.where(c.id.in_(sorted(among))).with_for_update(skip_locked=True)
+    found = {row.id: build_run_row(row) for row in connection.execute(query)}
+    return {key: run.status for key, run in found.items() if run.effective_status == "lost"}
 
 
-def _look_at_supervisors(connection: Connection) -> tuple[list[int], list[int]]:
-    """The living runs whose supervisors are seen to be alive, and those whose are gone."""
-    c = models.run.c
-    living = select(c.id, c.directory).where(c.status.in_(sorted(LIVING)))
-    seen = {key: is_supervisor_alive(folder) for key, folder in connection.execute(living)}
-    alive = [key for key, is_alive in seen.items() if is_alive]
-    return alive, [key for key, is_alive in seen.items() if is_alive is False]
-
-
-def _is_silent(now: float) -> ColumnElement[bool]:
-    """Whether a run's last heartbeat is older than `HEARTBEAT_LIMIT`, in SQL."""
-    c = models.run.c
-    return func.coalesce(c.heartbeat, c.started, c.created) < now - HEARTBEAT_LIMIT
+def build_run_row(row: Row[Any]) -> RunRow:
+    """Builds the record of a run from the columns `ROW_FIELDS`."""
+    return RunRow(**{**row._mapping, "id": format_run_id(row.id)})

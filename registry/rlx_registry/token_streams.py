@@ -27,7 +27,6 @@ class TokenStream:
         title: what the dashboard calls it; "" if tokens are not coloured by it.
         dtype: type of its values.
         unit: "nats" for log-probabilities, "reward" for what is on the scale of rewards.
-        is_stored: whether rollout files hold it.
         column: its name in rollout files; "" if that is `name`.
     """
 
@@ -37,7 +36,6 @@ class TokenStream:
     title: str = ""
     dtype: Literal["bool", "int64", "float32"] = "float32"
     unit: Literal["", "nats", "reward"] = ""
-    is_stored: bool = True
     column: str = ""
 
     @property

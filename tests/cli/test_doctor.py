@@ -11,7 +11,6 @@ from guests import write_distribution
 
 from rlx.cli import main
 from rlx.launch.submission import list_packages
-from rlx.plan import inspect_machine
 
 
 @pytest.fixture(autouse=True)
@@ -69,10 +68,7 @@ def test_what_is_missing_is_named_with_its_fix(folder, monkeypatch, capsys):
     assert code == 4
     assert lines["RLX_HOME"]["state"] == "broken"
     assert lines["RLX_HOME"]["fix"] == "set RLX_HOME to a folder with room"
-    [fault] = [part.finding for part in inspect_machine("sqlite:///none.db") if part.finding]
-    assert (fault.severity, fault.exit_code) == ("error", 4)
-    assert fault.message == "RLX_HOME: file/below cannot be written"
-    assert fault.helps == ("set RLX_HOME to a folder with room",)
+    assert lines["RLX_HOME"]["found"] == "file/below cannot be written"
 
 
 def test_a_registry_that_cannot_be_read_is_a_fault(folder, monkeypatch, capsys):
@@ -91,7 +87,7 @@ def test_a_broken_plugin_of_somebody_else_stops_nobody(folder, monkeypatch, caps
     code, lines = found(capsys)
     assert code == 0
     assert lines["reward plugin"]["found"] == "reward plugin 'guest' failed to import"
-    assert lines["reward plugin"]["fix"] == "rlx plugins show guest --traceback"
+    assert lines["reward plugin"]["fix"] == "RLX_DEBUG=1 rlx plugins show guest"
 
 
 # Packages ----------------------------------------------------------------------------------------

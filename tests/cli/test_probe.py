@@ -22,7 +22,10 @@ def run(folder):
     read = read_spec(EXPERIMENT)
     with Registry.open(f"sqlite:///{folder}/home/registry.db") as registry:
         run = submit(
-            registry, digest=read.spec.digest, spec=read.spec.dump_resolved(), yaml=read.yaml
+            registry,
+            digest=read.spec.digest,
+            spec=read.spec.dump_resolved(),
+            yaml=read.document.whole_text,
         )
         root = folder / "home" / "runs" / run.id
         root.mkdir(parents=True)

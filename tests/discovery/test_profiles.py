@@ -53,6 +53,8 @@ def test_a_profile_is_what_its_estimators_do_where_the_yaml_does_not_say(profile
     _, grpo = warned(f"credit: {{profile: {profile}}}")
     assert (grpo.estimator.ddof, grpo.estimator.eps) == (ddof, eps)
     assert grpo.estimator.singleton == singleton
+    (recorded,) = [p for p in grpo.provenance if p.kind == "estimator"]
+    assert (recorded.options["eps"], recorded.options["singleton"]) == (eps, singleton)
     _, gae = warned(f"credit: {{profile: {profile}}}", "critic: {}", "estimator: {name: gae}")
     assert (gae.estimator.environment, gae.estimator.whiten) == (environment, whiten)
     assert CreditSpec(profile=profile).resolved_placement.plugin == placement
@@ -71,14 +73,6 @@ def test_the_profile_verl_sets_what_only_one_estimator_has(name, option, own, th
     for profile, value in (("rlx", own), ("verl", theirs)):
         cls = load_plugin("estimator", name)
         assert getattr(cls(**fill_profile_options(cls, {}, profile)), option) == value
-
-
-@pytest.mark.parametrize("profile", PROFILES)
-def test_a_profile_is_recorded_with_its_options(profile, warned):
-    _, plugins = warned(f"credit: {{profile: {profile}}}")
-    (recorded,) = [p for p in plugins.provenance if p.kind == "estimator"]
-    assert recorded.options["eps"] == TABLE[profile][1]
-    assert recorded.options["singleton"] == TABLE[profile][2]
 
 
 def test_what_is_said_stands():

@@ -17,7 +17,16 @@ from rlx.model import build_policy
 from rlx.plan import check_file
 from rlx.rollout import CompletionRequest
 from rlx.sampler import open_sampler, require_engine
-from rlx.spec import SAMPLERS, ExperimentSpec, RunnerSpec, TinyModelSpec, TurnSpec
+from rlx.spec import (
+    LAUNCHERS,
+    SAMPLERS,
+    SCHEDULES,
+    TRACKERS,
+    ExperimentSpec,
+    RunnerSpec,
+    TinyModelSpec,
+    TurnSpec,
+)
 from rlx.spec.reading.diagnostics import InvalidSpec
 from rlx.spec.schema import experiment_schema
 
@@ -171,12 +180,13 @@ def test_a_run_opens_the_engine_that_it_names():
 
 
 def test_the_schema_holds_every_installed_one_that_can_be_imported():
-    shape = ExperimentSpec.model_json_schema()["properties"]["sampler"]
+    schema = ExperimentSpec.model_json_schema()
+    shape = schema["properties"]["sampler"]
     assert shape["discriminator"]["mapping"].keys() == {"transformers", "vllm", "echo"}
-    models = experiment_schema({})["$defs"]
-    assert models["Echo"]["required"] == ["engine"]
-    assert models["Echo"]["properties"]["token"]["description"] == "The token that it repeats."
-    assert "required" not in models["TransformersSamplerSpec"]
+    assert schema["$defs"]["Echo"]["required"] == ["engine"]
+    assert "required" not in schema["$defs"]["TransformersSamplerSpec"]
+    described = experiment_schema({})["$defs"]["Echo"]["properties"]["token"]["description"]
+    assert described == "The token that it repeats."
 
 
 def test_it_is_listed_checked_validated_and_planned(capsys):
@@ -192,6 +202,7 @@ def test_it_is_listed_checked_validated_and_planned(capsys):
     assert "the sampler's cache" in capsys.readouterr().out
 
 
-def test_rlxs_own_are_entry_points():
-    points = distribution("rlx").entry_points.select(group="rlx.samplers")
-    assert {point.name: point.load() for point in points} == SAMPLERS.shipped
+@each_row("section", [LAUNCHERS, SAMPLERS, SCHEDULES, TRACKERS])
+def test_rlxs_own_are_entry_points(section):
+    points = distribution("rlx").entry_points.select(group=section.group)
+    assert {point.name: point.load() for point in points} == section.shipped

@@ -2,21 +2,18 @@
 
 import json
 import sys
-from importlib.metadata import distribution
 
 import pytest
 from guests import installed
 from rows import each_row
 
-from rlx.cli import main
 from rlx.discovery import resolve_plugins
 from rlx.errors import PluginError
 from rlx.plan import check_file
 from rlx.plugin import Problem
 from rlx.rollout import build_rollout_plan, sample_rollout_trees
-from rlx.spec import SCHEDULES, ExperimentSpec
+from rlx.spec import ExperimentSpec
 from rlx.spec.reading.diagnostics import InvalidSpec
-from rlx.spec.schema import experiment_schema
 from rlx.testing import check_schedule
 from rlx.testing.schedules import ByteDialogue, RandomSession
 
@@ -103,7 +100,6 @@ POINTS = """[rlx.schedules]
 draft = page_retry:Draft
 retry = page_retry:Retry
 odd = page_odd:Odd
-broken = page_no_such_module:Retry
 """
 
 
@@ -151,13 +147,6 @@ def test_yaml_names_it_and_a_stored_spec_reads_back(tmp_path):
     ] == [("schedule", "rlx-retry", "retry")]
 
 
-def test_only_what_is_named_is_imported(tmp_path):
-    read(tmp_path, "{schedule: single}")
-    assert "page_retry" not in sys.modules
-    read(tmp_path, "{schedule: retry}")
-    assert "page_retry" in sys.modules and "page_retry_rule" not in sys.modules
-
-
 @each_row(
     ("value", "says", "code"),
     [
@@ -167,7 +156,6 @@ def test_only_what_is_named_is_imported(tmp_path):
         ("{schedule: retry, every: 0}", "'rollout.every' must be at least 1, not 0", 2),
         ("{schedule: retry, again: {max_new_tokens: x}}", "rollout.again.max_new_tokens", 2),
         ("{schedule: retry, max_turns: 2}", "'max_turns' belongs to 'environment'", 2),
-        ("{schedule: broken}", "schedule plugin 'broken' failed to import: ModuleNotFound", 3),
         ("{schedule: odd}", "TypeError: Odd.counts names 'number', which is no field of it", 3),
     ],
 )
@@ -233,33 +221,3 @@ def test_the_promises_find_what_depends_on_the_batch_and_a_number_of_its_own(tmp
     sys.modules.pop("page_retry_rule")
     with pytest.raises(AssertionError, match="whatever is beside it"):
         check_schedule(page_retry.Retry)
-
-
-def test_it_is_listed_checked_validated_and_planned(tmp_path, capsys):
-    path = tmp_path / "own.yaml"
-    path.write_text(EXPERIMENT)
-    assert main(["plugins"]) == 0
-    listed = capsys.readouterr().out
-    assert all(name in listed for name in ("retry", "draft", "two_turn", "broken"))
-    assert main(["plugins", "show", "retry"]) == 0
-    assert "every" in capsys.readouterr().out
-    assert main(["plugins", "check", "retry"]) == 0
-    assert "promises hold" in capsys.readouterr().out
-    assert main(["validate", str(path), "--set=rollout={schedule: retry, every: 13}"]) == 0
-    capsys.readouterr()
-    assert main(["plan", str(path), "--full", "--set=rollout={schedule: retry, answers: 3}"]) == 0
-    assert "2 prompts × 3 answers × 1 agains" in " ".join(capsys.readouterr().out.split())
-
-
-def test_the_schema_holds_every_installed_one_that_can_be_imported():
-    shape = ExperimentSpec.model_json_schema()["properties"]["rollout"]
-    names = {"single", "two_turn", "levels", "environment", "agent", "draft", "retry"}
-    assert shape["discriminator"]["mapping"].keys() == names
-    models = experiment_schema({})["$defs"]
-    meaning = models["Retry"]["properties"]["every"]["description"]
-    assert meaning == "Only every such answer is tried again."
-
-
-def test_rlxs_own_are_entry_points():
-    points = distribution("rlx").entry_points.select(group="rlx.schedules")
-    assert {point.name: point.load() for point in points} == SCHEDULES.shipped

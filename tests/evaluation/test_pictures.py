@@ -10,11 +10,9 @@ from rows import each_row
 from rlx.evaluation.calibration import measure_calibration
 from rlx.evaluation.pictures import (
     EvaluationPoint,
-    TurnDistribution,
     _draw_training_curve,
     build_figure,
     draw_accuracy_and_ece,
-    draw_distributions,
     draw_learning_curves,
     draw_reliability_diagram,
 )
@@ -101,20 +99,6 @@ def test_the_mark_stands_where_the_bar_would_end_if_confidence_were_right():
     bar = render_reliability_text(OVERCONFIDENT).plain.splitlines()[1][12:54]
     assert bar.count("█") == int(42 * 33 / 101)
     assert bar.index("┃") == int(42 * 0.95)
-
-
-def test_distributions_of_each_kind_of_turn(tmp_path):
-    spreads = {
-        "answer": [TurnDistribution(s, [0.1 * s, 0.5, 1.0], [10, 20 + s, 30]) for s in range(1, 9)],
-        "confidence": [TurnDistribution(3, [], [4]), TurnDistribution(5, [0.5, 0.5], [4, 4])],
-    }
-    made = draw_distributions(spreads, tmp_path / "distributions")
-    assert [path.name for path in made] == ["distributions.png", "distributions.svg"]
-    said = made[1].read_text()
-    assert all(path.stat().st_size > 5000 for path in made)
-    assert said.count('<g id="QuadMesh') == 4
-    with pytest.raises(ValueError, match="no turns"):
-        draw_distributions({}, tmp_path / "none")
 
 
 def test_accuracy_and_ece_over_steps(tmp_path):

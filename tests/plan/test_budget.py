@@ -64,9 +64,8 @@ def test_tokens_of_a_step_are_those_of_its_trees(plan):
     own = sum(len(row.tokens) for row in phase.rows)
     whole = own + sum(c.tokens for row in phase.rows for c in row.context)
     assert phase.tokens.sampled[0] == pytest.approx(own)
-    assert phase.tokens.rows[0] == pytest.approx(whole, rel=0.02)  # lengths and questions vary
+    assert phase.tokens.sampled[0] < phase.tokens.sampled[1]
     assert own < phase.tokens.shared[0] < whole
-    assert all(made_up < at_most for made_up, at_most in [phase.tokens.sampled, phase.tokens.rows])
 
 
 def test_what_is_sampled_but_not_trained_on_is_in_the_budget(plan):
@@ -89,8 +88,6 @@ def test_what_all_prompts_begin_with_is_counted_once(plan):
     assert told.common - bare.common == added
     for one, other in zip(told.shared, bare.shared, strict=True):
         assert one - other == pytest.approx(added)
-    for one, other in zip(told.rows, bare.rows, strict=True):
-        assert one - other == pytest.approx(added * after.turns)
 
 
 def test_a_reference_is_counted_by_its_own_size(plan):

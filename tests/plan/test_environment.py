@@ -9,7 +9,6 @@ from rlx.discovery import resolve_plugins
 from rlx.errors import PluginError
 from rlx.phase_setup import build_setup
 from rlx.plan import check_file
-from rlx.plan.page import render_plan_page
 from rlx.plan.report import select_example_rows
 from rlx.plan.row_accounts import stored_accounts
 from rlx.plan.synthetic_responses import load_plan_problems, load_speech
@@ -44,12 +43,7 @@ def games(plan, game):
 
 
 def told(report):
-    """What was found besides the bias of the estimator."""
-    return [(f.severity, ".".join(map(str, f.path)), f.message) for f in list_faults(report)]
-
-
-def list_faults(report):
-    return [f for f in report.findings if "biased if the policy" not in f.message]
+    return [(f.severity, ".".join(map(str, f.path)), f.message) for f in report.findings]
 
 
 def own(row, author):
@@ -63,11 +57,6 @@ def test_a_rollout_is_a_row_of_turns_and_observations(plan):
     report = plan("kg")
     (phase,) = report.phases
     assert told(report) == [] and report.exit_code == 0
-    (bias,) = report.findings
-    assert bias.severity == "warning" and bias.position.text == "estimator: {name: multiturn_grpo}"
-    assert bias.message.startswith("estimator 'multiturn_grpo' and the loss are biased")
-    assert "credits a turn with its own reward" in bias.notes[0]
-    assert "sequence_mean divides" in bias.notes[1] and "experiments/bias/bias.md" in bias.notes[2]
     assert phase.schedule.endswith("32 prompts × 8 rollouts of up to 4 turns")
     assert len(phase.rows) == PROMPTS * 8
     for row in phase.rows:
@@ -77,19 +66,14 @@ def test_a_rollout_is_a_row_of_turns_and_observations(plan):
         between = own(row, "environment")
         assert all(t.turn is None and not t.learns for t in between)
         assert all(t.advantage == t.weight == 0 and not t.placed for t in between)
-        assert len([s for s in row.stretches if s.kind == "environment"]) == len(row.turns) - 1
-    kinds = {kind.kind: kind for kind in phase.kinds}
-    assert {"kg_query", "answer", "invalid", "environment"} == set(kinds)
-    assert kinds["environment"].tokens > 0 == kinds["environment"].learning
-    assert sum(kind.share_of_tokens for kind in phase.kinds) == pytest.approx(1)
-    assert kinds["kg_query"].turns > kinds["kg_query"].rows
+        assert len({t.turn for t in row.tokens}) == len(row.turns) + bool(between)
+    kinds = {turn.kind for row in phase.rows for turn in row.turns}
+    assert kinds == {"kg_query", "answer", "invalid"}
 
 
 def test_observations_learn_where_nothing_masks_them(plan):
     (phase,) = plan("kg", "mask.state_masking=false", *BEHIND).phases
     assert all(t.learns and t.weight for row in phase.rows for t in own(row, "environment"))
-    (shown,) = (kind for kind in phase.kinds if kind.kind == "environment")
-    assert shown.learning == shown.tokens > 0 and shown.share_of_gradient > 0
 
 
 def test_groups_and_rows_to_look_at_are_whole_rollouts(plan):
@@ -127,7 +111,6 @@ def test_a_group_holds_what_training_meets(games):
             assert [row.turns[0].kind for row in rows].count("silent") == 2
             assert rows[3].turns[0].finish_reason == "length"
             assert len(rows[2].turns) == 3 and {t.kind for t in rows[2].turns} == {"silent"}
-        assert phase.counts.unfinished == PROMPTS
 
 
 def test_a_task_without_lessons_has_no_script(games):
@@ -152,12 +135,6 @@ def test_what_is_stored_is_told_as_it_was_planned(plan):
     assert select_example_rows(made, "exact_match") == plan("kg").phases[0].shown
 
 
-def test_the_page_tells_turns_and_observations_apart(games):
-    report = games("scripted")
-    text = render_plan_page(report, [phase.shown for phase in report.phases])
-    assert "turn 2 said" in text and '<div class="text shown">' in text
-
-
 # Tokens ------------------------------------------------------------------------------------------
 
 
@@ -169,7 +146,6 @@ def test_tokens_of_a_step_are_those_of_its_rollouts(games):
     again = sum(row.context[0].tokens for row in phase.rows) - sum(prompts.values())
     tokens = phase.tokens
     assert tokens.sampled[0] == pytest.approx(policy)
-    assert tokens.rows[0] == pytest.approx(whole)
     assert tokens.shared[0] == pytest.approx(whole - again - (PROMPTS - 1) * tokens.common)
     assert [level.kind for level in tokens.levels] == [
         *("turn 1", "turn 2", "turn 3", "forced answer")
@@ -205,7 +181,7 @@ def test_sound_experiments_have_none(games, task):
 )
 def test_an_environment_that_fails_is_named_with_the_turn_it_was_given(games, how, why):
     report = games("scripted", f"rollout.environment.how={how}", "rollout.environment.deadline=0.5")
-    (fault,) = list_faults(report)
+    (fault,) = report.findings
     assert report.exit_code == fault.exit_code == 3
     assert fault.path == ("rollout", "environment")
     assert "environment plugin 'game'" in fault.message and fault.message.endswith(why)
@@ -223,15 +199,15 @@ def test_an_environment_that_fails_and_may(games):
         *("rollout.environment.how=raises", "rollout.environment.on=3"),
         "rollout.environment.on_error=drop_sample",
     )
-    (fault,) = list_faults(report)
+    (fault,) = report.findings
     assert fault.severity == "warning" and fault.notes[1].startswith("a run would continue")
     (phase,) = report.phases
-    assert phase.counts.dropped > 0 and {len(row.turns) for row in phase.rows} == {2}
+    assert len(phase.rows) < 6 * PROMPTS and {len(row.turns) for row in phase.rows} == {2}
 
 
 def test_an_environment_that_cannot_begin(games):
     report = games("scripted", "rollout.environment.on=0")
-    (fault,) = list_faults(report)
+    (fault,) = report.findings
     assert report.exit_code == 3 and "no board" in fault.message
     assert fault.notes[0].startswith("its input: the start of problem 0: '1+1=")
 

@@ -12,8 +12,8 @@ from rlx.model import PlainDialogue, load_local_dialogue
 from rlx.phase_setup import build_setup
 from rlx.plan import check_file
 from rlx.plan.synthetic_responses import (
-    FakeSession,
     ResponseAuthor,
+    TreeSession,
     WordVocabulary,
     find_right_answers,
     fit_to_vocabulary,
@@ -42,9 +42,8 @@ def grown(name):
     parts = build_setup(read.spec.resolve_phase_spec(read.spec.phases[-1]))
     speech = load_speech(parts.spec, resolve_plugins(parts.spec)).dialogue
     problems = load_plan_problems(parts.spec, parts.task, 2).problems
-    session = FakeSession(
-        ResponseAuthor(parts.plan, parts.spec, parts.task, speech), problems, 2048
-    )
+    author = ResponseAuthor(parts.plan, parts.spec, parts.task, speech)
+    session = TreeSession(author, problems, 2048)
     return parts, sample_rollout_trees(parts.plan, problems, (1, 2), session, speech)
 
 

@@ -49,7 +49,6 @@ def test_spans_that_nothing_has(plan):
     report = plan("countdown", "rollout.answer.spans=[reply]", "model={kind: tiny}")
     places = ["rollout.answer.spans", "rewards.turn.score", "rewards"]
     assert [t[1] for t in told(report)] == places
-    assert report.phases[0].counts.rows_without_spans == 24
 
 
 def test_a_mask_that_leaves_nothing(plan):
@@ -75,7 +74,7 @@ def test_a_scorer_that_fails_and_may(plan, guests):
         "countdown", "rewards.turn.guest={plugin: gives_nan, turn: answer, on_error: drop_sample}"
     )
     assert [f.severity for f in report.findings] == ["warning"]
-    assert report.phases[0].counts.dropped > 0 and report.phases[0].rows
+    assert 0 < len(report.phases[0].rows) < len(plan("countdown").phases[0].rows)
 
 
 def test_a_scorer_that_hangs_costs_one_deadline(plan, guests):

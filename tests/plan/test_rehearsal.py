@@ -50,11 +50,6 @@ def count_runs(folder):
             ["rewards.turn.guest={plugin: raises, turn: answer}"],
             *(3, "rewards.turn.guest={plugin: raises", "ValueError: out of order"),
         ),
-        (
-            "countdown",
-            ["rewards.turn.guest={plugin: hangs, turn: answer, deadline: 0.5}"],
-            *(3, "rewards.turn.guest={plugin: hangs", "deadline of 0.5 s"),
-        ),
     ],
 )
 def test_an_experiment_that_cannot_learn_is_refused(submit, guests, name, sets, code, line, said):

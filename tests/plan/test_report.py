@@ -78,7 +78,7 @@ def test_text_of_tokens_is_the_text(plan, trial):
         )
 
 
-def test_group_statistics_and_shares(plan):
+def test_group_statistics(plan):
     phase = plan("rlcr").phases[-1]
     by_number = {row.row: row for row in phase.rows}
     assert sorted(n for g in phase.groups for n in g.rows) == sorted(by_number)
@@ -86,8 +86,6 @@ def test_group_statistics_and_shares(plan):
         scores = [by_number[n].score for n in group.rows]
         assert group.mean == pytest.approx(sum(scores) / len(scores))
         assert {by_number[n].parent for n in group.rows} == {group.parent}
-    assert sum(kind.share_of_tokens for kind in phase.kinds) == pytest.approx(1)
-    assert sum(kind.share_of_gradient for kind in phase.kinds) == pytest.approx(1)
 
 
 def test_shown_are_an_answer_that_scored_one_that_failed_and_their_confidences(plan):
@@ -105,17 +103,6 @@ def test_phases_that_are_alike_are_shown_once(plan):
     (phase,) = plan("countdown", f"phases={phases}").phases
     assert (phase.names, phase.steps) == (("a", "b"), 7)
     assert [phase.names for phase in plan("rlcr").phases] == [("answers",), ("joint",)]
-
-
-def test_optimizer_steps_are_a_setting(plan):
-    report = plan(
-        "countdown",
-        "optimizer.mini_batches=4",
-        "optimizer.updates_per_rollout=2",
-    )
-    settings = dict(report.phases[0].settings)
-    assert settings["optimizer steps"] == "8: 2 × 4 parts of 8 prompts"
-    assert "optimizer steps" not in dict(plan("countdown").phases[0].settings)
 
 
 def test_the_same_seed_plans_the_same(plan):

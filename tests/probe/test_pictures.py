@@ -144,9 +144,10 @@ def test_agreement_is_distance_and_order():
 def test_bins_hold_every_answer_and_its_mean():
     found = rows(200)
     bins = compute_verbal_bins(found)
-    assert sum(b.n for b in bins) == 200
+    assert sum(b.mc_p_correct.n for b in bins) == 200
     for b in bins:
         inside = [r["mc_p_correct"] for r in found if b.low <= r["verbal_conf"] < b.high]
-        assert (b.n, b.mc_p_correct) == (len(inside), pytest.approx(np.mean(inside)))
-        assert b.interval[0] < b.mc_p_correct < b.interval[1]
-    assert compute_verbal_bins([{**found[0], "verbal_conf": 1.0}])[0].interval is None
+        mean = b.mc_p_correct
+        assert (mean.n, mean.mean) == (len(inside), pytest.approx(np.mean(inside)))
+        assert mean.low < mean.mean < mean.high
+    assert compute_verbal_bins([{**found[0], "verbal_conf": 1.0}])[0].mc_p_correct.low is None

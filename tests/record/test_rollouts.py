@@ -4,25 +4,23 @@ import json
 import math
 import struct
 
-import hypothesis.strategies as st
 import numpy as np
 import pyarrow as pa
 import pytest
 import sampled
 import torch
-from hypothesis import HealthCheck, given, settings
 from submissions import submit
 
 from rlx.batch import build_token_batch
 from rlx.errors import RegistryError
 from rlx.plugin import Problem
+from rlx.record import rollouts
 from rlx.record.recorder import Recorder
 from rlx.record.rollouts import (
     SCHEMA,
     SCORE_COLUMNS,
     TOKEN_COLUMNS,
     TrainedRows,
-    add_piece_column,
     read_step,
     rollout_index,
     rollout_table,
@@ -102,19 +100,14 @@ def scored():
     )
 
 
-def trained(trees, without=(), values=None):
-    """A batch of `trees` and tensors that exercise every bit of float32."""
+def trained(trees, without=()):
+    """A batch of `trees` and tensors that exercise every bit of float32, at tokens of all."""
     batch = build_token_batch(trees, without=without)
     rng = torch.Generator().manual_seed(0)
     shape = batch.token_ids.shape
     mask = batch.is_own & (torch.rand(shape, generator=rng) < 0.7)
     noise = [torch.randn(shape, generator=rng) for _ in range(3)]
-    if values is not None:
-        noise[0] = (
-            torch.tensor(values)
-            .repeat(math.ceil(shape.numel() / len(values)))[: shape.numel()]
-            .reshape(shape)
-        )
+    noise[0].view(-1)[:4] = torch.tensor([-0.0, math.inf, 1e-45, -math.inf])
     columns = dict(zip(("weights", "advantages", "old_logprobs"), noise, strict=True))
     return batch, mask, noise, rows_of_step(batch, {"mask": mask, **columns})
 
@@ -177,28 +170,6 @@ def test_where_the_tokens_of_a_row_begin(tmp_path):
     assert held == [(2, 3), (2, 1), (6, 2), (1, 5)]
 
 
-any_float32 = st.floats(width=32, allow_nan=False)
-
-
-@settings(
-    deadline=None, max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
-@given(
-    st.lists(any_float32, min_size=1, max_size=20),
-    st.text(st.characters(exclude_categories=["Cs"]), max_size=20),
-)
-def test_any_number_and_any_text_survive(tmp_path, values, text):
-    """Subnormals, infinities and minus zero; NUL and whatever else a model may say."""
-    trees = grown(text)
-    _, _, (weights, *_), rows = trained(trees, values=values)
-    records = saved(tmp_path / "b", trees, scored(), rows).to_pylist()
-    assert records[0]["segments"][1]["text"] == text
-    for record in records:
-        for row in record["rows"]:
-            here = slice(row["start"], row["start"] + len(row["weights"]))
-            assert bits(row["weights"]) == bits(weights[row["row"], here].tolist())
-
-
 def test_a_column_that_nobody_knows_is_refused():
     with pytest.raises(ValueError, match="no column is called entropy"):
         rows_of_step(build_token_batch(grown()), {"entropy": None})
@@ -243,20 +214,30 @@ def test_a_step_is_read_back_as_it_was(tmp_path, without):
     assert rollout_table(stored.trees, stored.rewards, stored.rows, stored.roles) == body
 
 
-def test_the_texts_of_tokens_are_kept_beside_what_sums_need(tmp_path):
+def test_the_texts_of_tokens_are_kept_beside_what_sums_need():
     trees = grown()
     *_, rows = trained(trees)
-    body = rollout_table(trees, scored(), rows)
-    texts = add_piece_column(
-        body, trees, lambda ids: [f"<{i}>" if i != 9 else "\ud800" for i in ids]
-    )
-    write_body(tmp_path / "b", texts)
-    kept = read_body(tmp_path / "b")
-    for tree, said in zip(trees, kept["pieces"].to_pylist(), strict=True):
-        for segment, pieces in zip(tree.segments, said, strict=True):
-            assert pieces == ["\ufffd" if i == 9 else f"<{i}>" for i in segment.token_ids]
-    assert read_step(kept).trees == tuple(trees)
-    assert kept.drop_columns(["pieces"]) == body
+    pieces = lambda ids: [f"<{i}>" if i != 9 else "\ud800" for i in ids]  # noqa: E731
+    table = rollout_table(trees, scored(), rows, pieces=pieces)
+    for tree, said in zip(trees, table["pieces"].to_pylist(), strict=True):
+        for segment, texts in zip(tree.segments, said, strict=True):
+            assert texts == ["\ufffd" if i == 9 else f"<{i}>" for i in segment.token_ids]
+    assert read_step(table).trees == tuple(trees)
+
+
+@pytest.mark.parametrize("at_once", [1, 2, 4])
+def test_parts_of_a_large_step_do_not_show_in_its_file(tmp_path, monkeypatch, at_once):
+    trees, rewards, rows = sampled.sampled(40, 30, np.random.default_rng(0))
+    assert len(trees) == 5
+
+    def write(name):
+        table = rollouts.rollout_table(trees, rewards, rows, pieces=sampled.pieces)
+        return write_body(tmp_path / name, table)
+
+    whole = write("whole")
+    monkeypatch.setattr(rollouts, "AT_ONCE", at_once)
+    assert write("parts") == whole
+    assert read_step(read_body(tmp_path / "parts")).trees == tuple(trees)
 
 
 def test_tokens_that_learn_are_kept_whoever_wrote_them():

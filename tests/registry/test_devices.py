@@ -4,10 +4,9 @@ import time
 
 import pytest
 from many import processes
-from sqlalchemy import update
-from submissions import submit
+from submissions import silence, submit
 
-from rlx_registry import DeviceRequest, DevicesBusyError, FencedError, Registry, models
+from rlx_registry import DeviceRequest, DevicesBusyError, FencedError, Registry
 
 
 @pytest.fixture
@@ -31,12 +30,6 @@ def holders(registry, host=None):
     return {(d.host, d.name): d.run_id for d in registry.devices(host)}
 
 
-def silence(registry, key, seconds=121):
-    with registry.database.open_writer() as connection:
-        change = update(models.run).where(models.run.c.id == key)
-        connection.execute(change.values(heartbeat=time.time() - seconds))
-
-
 def test_devices_go_to_the_run_that_starts(registry):
     assert start(registry, "1", None) == ()
     assert start(registry, "2", of(1)) == ("gpu:0",)
@@ -58,9 +51,6 @@ def test_too_few_devices_name_their_holders_and_change_nothing(registry):
     assert (registry.run("2"), registry.history("2"), registry.devices()) == before
     assert registry.start("2", ["queued"], devices=of(1)) is None
     assert registry.start("2", ["submitted"], devices=of(0)).devices == ()
-    for wrong in (("a", "a"), ("a", "b", "c")):
-        with pytest.raises(ValueError, match="one"):
-            DeviceRequest("one", wrong[:2], len(wrong))
 
 
 @pytest.mark.parametrize("end", ["finished", "failed", "stopped", "lost", "queued"])
@@ -83,12 +73,12 @@ def test_a_run_that_starts_again_takes_anew(registry):
 
 def test_a_silent_run_loses_its_devices_and_is_told(registry):
     writer = registry.as_writer("1", registry.start("1", ["submitted"], devices=of(1)).attempt)
-    silence(registry, 1)
+    silence(registry)
     assert registry.devices() == []
     assert registry.run("1").status == "running"
     assert writer.heartbeat("1")  # nobody wanted them: they are its own again
     assert holders(registry) == {("one", "gpu:0"): "r-0001"}
-    silence(registry, 1)
+    silence(registry)
     assert start(registry, "2", of(1)) == ("gpu:0",)
     assert not writer.heartbeat("1")
     lost = registry.run("1")
@@ -98,7 +88,7 @@ def test_a_silent_run_loses_its_devices_and_is_told(registry):
 
 def test_a_silent_run_that_is_not_in_the_way_is_left_alone(registry):
     start(registry, "1", of(1))
-    silence(registry, 1)
+    silence(registry)
     assert start(registry, "2", of(1, "gpu:1")) == ("gpu:1",)
     assert registry.run("1").status == "running"
     with pytest.raises(DevicesBusyError):

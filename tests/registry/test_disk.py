@@ -34,12 +34,10 @@ def opened(tmp_path, monkeypatch):
 
 
 @pytest.mark.sqlite
-@pytest.mark.parametrize("kind", sorted(sqlite.NETWORK_DISKS))
-def test_a_network_disk_has_no_shared_log(opened, kind, tmp_path):
-    assert opened(kind) == ("delete", 2)
-    assert not list(tmp_path.glob("*-wal"))
-
-
-@pytest.mark.sqlite
-def test_a_registry_that_moves_changes_its_journal(opened):
-    assert [opened(kind)[0] for kind in ("ext4", "nfs4", "xfs")] == ["wal", "delete", "wal"]
+def test_a_network_disk_has_no_shared_log_also_where_the_registry_moves(opened, tmp_path):
+    assert [opened(kind) for kind in ("ext4", "nfs4", "xfs")] == [
+        ("wal", 1),
+        ("delete", 2),
+        ("wal", 1),
+    ]
+    assert opened("cifs")[0] == "delete" and not list(tmp_path.glob("*-wal"))

@@ -1,10 +1,6 @@
 """One writer per run: an attempt that was taken over writes nothing more."""
 
-import subprocess
-import sys
-
 import pytest
-from patience import stop_process, wait_until
 from submissions import submit
 
 from rlx_registry import FencedError, NotFoundError, Registry
@@ -86,40 +82,6 @@ def test_a_writer_writes_its_own_run_alone(registry):
     with pytest.raises(NotFoundError):
         registry.as_writer("9", 1)
     assert registry.start("1", ["submitted"]) is None
-
-
-WRITER = """
-import sys
-from rlx_registry import FencedError, Registry
-with Registry.open(sys.argv[1]) as registry:
-    writer = registry.as_writer("1", registry.start("1", ["submitted"]).attempt)
-    try:
-        for step in range(10**6):
-            writer.results.add_metrics("1", step, {"loss": step})
-            writer.heartbeat("1")
-    except FencedError as error:
-        print(error)
-        sys.exit(3)
-"""
-
-
-def has_written(registry, process):
-    assert process.poll() is None
-    return len(registry.results.metrics("1").get("loss", [])) >= 20
-
-
-def test_a_process_that_is_taken_over_stops_at_once(registry, url):
-    process = subprocess.Popen([sys.executable, "-c", WRITER, url], stdout=subprocess.PIPE)
-    try:
-        wait_until("it to write", lambda: has_written(registry, process))
-        assert registry.start("1", ["running"], "taken over").attempt == 2
-        at_once = everything(registry)
-        said, _ = process.communicate()
-    finally:
-        stop_process(process)
-    assert process.returncode == 3
-    assert b"attempt 1 has been taken over" in said
-    assert everything(registry) == at_once
 
 
 def test_what_is_written_at_once_is_all_there_or_not_at_all(registry):

@@ -64,7 +64,6 @@ def test_short_curves_are_exact_and_keep_the_order_that_was_asked_for(registry):
         ("b", CURVES["b"]),
         ("a", CURVES["a"]),
     ]
-    assert registry.queries.stretch_means("r-0001", ["a", "none"]) == (1, {"a": CURVES["a"]})
     assert registry.queries.step_times("r-0001", "a") == [(1, 1001.0), (4, 1004.0)]
     assert registry.queries.step_times("r-0001", "a", last=1) == [(4, 1004.0)]
     assert registry.queries.step_times("r-0001", "none") == []
@@ -81,12 +80,6 @@ def test_long_curves_keep_every_stretch_s_extremes(registry, values, points):
     thin = registry.queries.curves("r-0001", [name], points)[name]
     assert len(thin) <= 2 * points + 3
     assert set(thin) <= set(registry.results.metrics("r-0001", [name])[name])
-    width, means = registry.queries.stretch_means("r-0001", [name], points)
-    whole = registry.results.metrics("r-0001", [name])[name]
-    sizes = [sum(step // width == at // width for step, _ in whole) for at, _ in means[name]]
-    assert sum(n * mean for n, (_, mean) in zip(sizes, means[name], strict=True)) == pytest.approx(
-        sum(values), abs=1e-9
-    )
     steps = [step for step, _ in thin]
     assert steps == sorted(set(steps))
     assert steps[-1] == last
@@ -142,7 +135,7 @@ def test_no_page_reads_a_large_table_beyond_what_it_shows(registry):
     registry.results.metric_rows_after(run, 0, 10)
     registry.results.events(run, limit=10)
     registry.queries.matching_trees(run, 1, query)
-    registry.queries.tree_rows(run, 1, [1, 2])
+    registry.results.rollout_index(run, 1, [1, 2])
     registry.queries.tree_of_row(run, 1, 1)
     registry.queries.problem_steps(run, "p")
     registry.queries.largest_advantages(run, 1)
@@ -204,7 +197,7 @@ def test_prompts_are_found_by_their_rows(registry, query, trees):
     registry.results.add_rollouts("1", 2, **place, index=INDEX)
     registry.results.add_rollouts("1", 3, **place, index=[row(0, 9, problem_id="p1")])
     assert registry.queries.matching_trees("1", 2, RolloutQuery(**query)) == trees
-    assert registry.queries.tree_rows("1", 2, trees) == [i for i in INDEX if i.tree in trees]
+    assert registry.results.rollout_index("1", 2, trees) == [i for i in INDEX if i.tree in trees]
     assert registry.queries.problem_steps("1", "p1") == [2, 3]
     assert registry.queries.problem_steps("1", "p7") == []
     assert registry.queries.largest_advantages("1", 2) == {

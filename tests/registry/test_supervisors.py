@@ -3,18 +3,15 @@
 import json
 import os
 import subprocess
-import time
 
 import pytest
-from sqlalchemy import update
-from submissions import NOTHING, submit
+from submissions import NOTHING, silence, submit
 
 from rlx_registry import (
     DeviceRequest,
     Registry,
     forget_supervisor,
     is_supervisor_alive,
-    models,
     record_supervisor,
 )
 
@@ -39,12 +36,6 @@ def registry(url, tmp_path, supervisor):
         opened.start("1", ["submitted"], devices=DEVICE)
         record_supervisor(folder, supervisor.pid)
         yield opened
-
-
-def silence(registry):
-    with registry.database.open_writer() as connection:
-        silent = {"heartbeat": time.time() - 3600}
-        connection.execute(update(models.run).values(**silent))
 
 
 def shown(registry):

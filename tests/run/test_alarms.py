@@ -2,12 +2,7 @@
 
 from rows import each_row
 
-from rlx.run.metrics import (
-    AlarmWatch,
-    find_invalid_turns,
-    find_no_gradient,
-    find_over_querying,
-)
+from rlx.run.metrics import AlarmWatch, find_no_gradient, find_over_querying
 from rlx.spec import SingleRolloutSpec
 
 
@@ -50,30 +45,6 @@ def test_it_tells_what_it_saw_and_what_causes_it():
     assert "repeat earlier ones" not in find_over_querying(steps(RISING), 4)
 
 
-def rejected(*shares):
-    return [{"environment/turn/invalid": share} for share in shares]
-
-
-@each_row(
-    ("history", "goes_off"),
-    [
-        (rejected(0.03, 0.1, 0.2, 0.5, 0.9, 0.95, 1.0), True),
-        (rejected(0.03, 0.1, 0.2, 0.5, 0.9, 0.95), False),  # two steps of many
-        (rejected(0.03, 0.1, 0.2, 0.9, 0.95, 1.0, 0.7), False),  # it was over
-        (rejected(*[0.95] * 9), False),  # it has learned nothing yet
-        ([*rejected(0.0, 0.0, 0.0), {}, *rejected(1.0, 1.0, 1.0), {}], True),
-        (steps(RISING), False),  # an environment without such turns
-    ],
-)
-def test_it_goes_off_when_a_policy_learns_invalid_turns(history, goes_off):
-    assert (find_invalid_turns(history) is not None) == goes_off
-
-
-def test_it_tells_how_many_turns_are_invalid():
-    told = find_invalid_turns(rejected(0.0, 0.06, 0.0, 0.9, 0.95, 1.0))
-    assert "95% of the turns are now invalid, up from 2% at the start" in told
-
-
 IDLE = {"rollout/zero_signal_answer": 1.0, "rollout/zero_signal_confidence": 1.0}
 LEARNS = {"rollout/zero_signal_answer": 0.9, "train/grad_norm": 0.1}
 BONUS = {**IDLE, "train/grad_norm": 0.2}
@@ -99,11 +70,11 @@ def test_each_stretch_without_a_gradient_is_recorded_once():
     events = []
 
     class Kept:
-        def event(self, kind, message, level):
-            events.append((kind, message.split(" changed")[0], level))
+        def announce(self, kind, message):
+            events.append((kind, message.split(" changed")[0]))
 
     watch = AlarmWatch(SingleRolloutSpec(), None)
     for step, figures in enumerate([*[IDLE] * 7, LEARNS, *[IDLE] * 6], 1):
         watch.observe_step(step, figures, Kept())
     first, second = (f"no gradient: steps {steps}" for steps in ("1 to 5", "9 to 13"))
-    assert events == [("no_gradient", m, "warning") for m in (first, second)]
+    assert events == [("no_gradient", m) for m in (first, second)]

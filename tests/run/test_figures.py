@@ -14,7 +14,6 @@ from rlx.reward import RewardEntry, RewardTable
 from rlx.rollout import NO_PARENT, RolloutTree, Segment, Span
 from rlx.run.metrics import (
     MOST_PARTS,
-    _compute_part_figures,
     _compute_reward_figures,
     step_figures,
 )
@@ -142,7 +141,7 @@ def test_absences_and_seconds_are_those_of_each_reward():
         Problem(id="p", prompt="", fields={}),
         (Segment(parent=NO_PARENT, author="prompt", token_ids=(1,)), turn(0, 1)),
     )
-    found = _compute_reward_figures([tree, tree], merged)
+    found = _compute_reward_figures([tree, tree], merged, players=1)
     expected = {
         "rewards/slow/absent": 0.5,
         "rewards/fast/absent": 0.0,
@@ -241,7 +240,9 @@ def test_what_the_critic_did():
 def test_parts_are_curves_if_their_names_are_plain():
     def parts_of(*names):
         made = entry("score", 1.0, **dict.fromkeys(names, 0.5))
-        return _compute_part_figures(RewardTable({(0, 1): {"score": made}}, frozenset(), {}))
+        table = RewardTable({}, frozenset(), {}, {(0, 1): {"score": made}})
+        found = _compute_reward_figures([], table, players=1)
+        return {name: value for name, value in found.items() if name.startswith("parts/")}
 
     assert parts_of("extreme", "format_lost_to_lastline") == {
         "parts/score/extreme": 0.5,

@@ -61,11 +61,12 @@ def test_keys_are_text_as_written():
 
 def test_knows_where_keys_and_values_stand():
     document = parse_yaml_document("a:\n  - b: 1\n    'c': [2,\n 3]\n", "t.yaml")
-    key, number = document.keys["a", 0, "b"], document.values["a", 0, "b"]
+    number = document.find(("a", 0, "b"))
+    key, number = number.key, number.position
     assert (key.line, key.column, key.width, key.text) == (2, 5, 1, "  - b: 1")
     assert (number.line, number.column, number.width) == (2, 8, 1)
-    assert str(document.keys["a", 0, "c"]) == "t.yaml:3:5"
-    assert document.locate(("a", 0, "nowhere")) == document.values["a", 0]
+    assert str(document.find(("a", 0, "c")).key) == "t.yaml:3:5"
+    assert document.locate(("a", 0, "nowhere")) == document.find(("a", 0)).position
     assert document.locate(("nowhere",)) is None
 
 
@@ -101,7 +102,7 @@ def test_reads_the_first_experiment():
     assert read.spec.name == "rlcr"
     assert read.spec.model.warm_start.learning_rate == 3e-3
     assert read.spec.task.options["numbers"] == {"2": 0.3, "3": 0.7}
-    assert read.yaml == RLCR.read_text()
+    assert read.document.whole_text == RLCR.read_text()
     assert ExperimentSpec.model_validate(read.spec.dump_resolved()).digest == read.spec.digest
 
 

@@ -23,7 +23,7 @@ from rlx.record.recorder import Recorder
 from rlx.record.rollouts import read_step, rollout_table
 from rlx.reward import RewardPool, score_rollouts
 from rlx.rollout import Completion, PromptFit, sample_rollout_trees
-from rlx.run.probes import build_probe_records, probe_problems, record_probe_results
+from rlx.run.probes import build_probe_records, probe_problems
 from rlx.run.streams import build_trained_rows
 from rlx.spec import ExperimentSpec
 from rlx.step import assign_credit
@@ -399,7 +399,7 @@ def record_probes(registry, pool):
     for step, label in ((0, "before"), (1, "after")):
         told = build_probe_records(found, spec.probe, spec.seed, step)
         assert [one.scheme for one in told] == ["early_answering", "mistake"]
-        record_probe_results(recorder, told, found, label, probe_file(run, step))
+        recorder.probe(told, found, label, probe_file(run, step))
     return run, len(found.samples)
 
 

@@ -244,7 +244,7 @@ def test_an_experiment_that_names_none_of_them_is_well_beside_them(rlx):
                 "`import nltk_is_not_here`",
                 "from rlx-broken 0.3 (entry point 'rlx_broken:score')",
                 "the plugin is at fault, not the spec: `pip install nltk_is_not_here`",
-                "full traceback: `rlx plugins show wordy --traceback`",
+                "full traceback: `RLX_DEBUG=1 rlx plugins show wordy`",
             ),
         ),
         ("modern", ("error: reward plugin 'modern' needs rlx plugin API 2; this is rlx",)),

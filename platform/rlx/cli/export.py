@@ -5,14 +5,14 @@ from pathlib import Path
 import click
 
 from rlx.cli.output import print_text
-from rlx.cli.verb_group import complete_run, registry_option
+from rlx.cli.verb_group import registry_option
 from rlx.errors import SpecError
 from rlx.launch import open_registry
 from rlx.text import escape_unprintable
 
 
 @click.command()
-@click.argument("run", metavar="RUN[@STEP]", shell_complete=complete_run)
+@click.argument("run", metavar="RUN[@STEP]")
 @click.argument("folder", type=click.Path(path_type=Path))
 @click.option("--card", is_flag=True, help="Also write a card, with the experiment and figures.")
 @click.option("--with-data", is_flag=True, help="With --card: copy the task's data files too.")

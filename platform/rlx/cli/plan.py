@@ -12,12 +12,11 @@ from rlx.cli.verb_group import overrides_option
 from rlx.errors import SpecError
 from rlx.importing import forbid_downloads
 from rlx.plan import check_file, require_showable_texts
-from rlx.spec.reading import LoadedSpec, count_errors, format_diagnostic
-from rlx.text import escape_unprintable, write_text_file
+from rlx.spec.reading import count_errors, format_diagnostic
+from rlx.text import escape_unprintable
 
 if TYPE_CHECKING:
-    from rlx.plan import PhaseReport, PlanReport
-    from rlx.results import ModelTrial
+    from rlx.plan import PhaseReport
 
 
 _FILE = click.Path(path_type=Path)
@@ -37,7 +36,6 @@ _FILE = click.Path(path_type=Path)
     help="Load the pretrained model, have it answer N problems, and time a step.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print everything as one JSON document.")
-@click.option("--html", type=_FILE, metavar="FILE", help="Write a self-contained HTML page.")
 def plan(
     spec: Path,
     overrides: tuple[str, ...],
@@ -46,7 +44,6 @@ def plan(
     every: str | None,
     prompts: int | None,
     as_json: bool,
-    html: Path | None,
 ) -> int:
     """Preview whether an experiment can learn, and what. Loads no model, downloads nothing, unless
     --try asks the model itself.
@@ -55,8 +52,6 @@ def plan(
     every token. Responses are synthetic; problems, tokens, rewards, loss mask, reward placement,
     estimator and weights are the experiment's own.
     """
-    if html is not None and html.is_dir():
-        raise SpecError(f"--html {escape_unprintable(str(html))} is a folder; name a file in it")
     if prompts is None:
         forbid_downloads()
     read, plugins = check_file(spec, overrides)
@@ -65,9 +60,11 @@ def plan(
 
     report = build_plan(spec, read, plugins)
     selected = [_select_plan_rows(phase, numbers, every is not None) for phase in report.phases]
-    if html is not None:
-        _write_plan_page(report, selected, html)
-    trial = None if prompts is None or report.exit_code else _try_model(read, prompts)
+    trial = None
+    if prompts is not None and not report.exit_code:
+        from rlx.results import try_model
+
+        trial = try_model(read.spec, prompts)
     if as_json:
         tried = {} if trial is None else trial.to_json()
         print_json({**report.to_json(), **tried}, allow_nan=False)
@@ -83,14 +80,12 @@ def plan(
     sys.stdout.flush()
     if trial is not None:
         print_text("\n".join(trial.list_lines()))
-    _print_plan_findings(report, spec)
+    for finding in report.findings:
+        print_report("\n" + format_diagnostic(finding, str(spec)))
+    if report.exit_code:
+        closing = f"\n{escape_unprintable(str(spec))}: {count_errors(report.findings)}"
+        print_text(closing, err=True)
     return report.exit_code
-
-
-def _try_model(read: LoadedSpec, prompts: int) -> "ModelTrial":
-    from rlx.results import try_model
-
-    return try_model(read.spec, prompts)
 
 
 def _select_plan_rows(phase: "PhaseReport", numbers: Sequence[int], every: bool) -> Sequence[int]:
@@ -100,19 +95,3 @@ def _select_plan_rows(phase: "PhaseReport", numbers: Sequence[int], every: bool)
     if there and (missing := sorted(set(numbers) - there)):
         raise SpecError(f"--row {missing[0]}: there are rows 0 to {max(there)}")
     return [n for n in numbers if n in there] or phase.shown
-
-
-def _print_plan_findings(report: "PlanReport", spec: Path) -> None:
-    """Prints errors and warnings as `rlx validate` does."""
-    for finding in report.findings:
-        print_report("\n" + format_diagnostic(finding, str(spec)))
-    if report.exit_code:
-        closing = f"\n{escape_unprintable(str(spec))}: {count_errors(report.findings)}"
-        print_text(closing, err=True)
-
-
-def _write_plan_page(report: "PlanReport", selected: Sequence[Sequence[int]], file: Path) -> None:
-    from rlx.plan import render_plan_page
-
-    write_text_file(file, render_plan_page(report, selected))
-    print_text(f"wrote {escape_unprintable(str(file))}", err=True)

@@ -10,7 +10,6 @@ from rlx.discovery.experiment_plugins import (
     PROVIDERS,
     BuiltPlugins,
     ExperimentPlugins,
-    Provenance,
     build_named_plugins,
     build_placement,
     build_plugin,
@@ -32,7 +31,6 @@ from rlx.discovery.lookup import (
     find_kept_plugins,
     import_implementation,
     list_installed_plugins,
-    load_all_plugins,
     load_plugin,
 )
 
@@ -46,7 +44,6 @@ __all__ = [
     "InstalledPlugin",
     "Kind",
     "PluginFault",
-    "Provenance",
     "bind_implementation",
     "build_named_plugins",
     "build_placement",
@@ -61,7 +58,6 @@ __all__ = [
     "list_needed_streams",
     "list_plugin_records",
     "list_providers",
-    "load_all_plugins",
     "load_plugin",
     "resolve_plugins",
 ]

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from copy import deepcopy
 from dataclasses import asdict, dataclass, replace
 from types import MappingProxyType
 from typing import Any, cast
@@ -10,6 +11,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import to_json
 
 from rlx.discovery.lookup import (
+    InstalledPlugin,
     Kind,
     PluginFault,
     build_plugin_diagnostic,
@@ -37,14 +39,18 @@ from rlx.spec import (
     PluginUse,
     SingleRolloutSpec,
     TurnReward,
+    get_at_path,
     list_yaml_keys,
 )
-from rlx.spec.reading import Diagnostic, build_refusal
+from rlx.spec.reading import Diagnostic, build_refusal, explain_validation_error
 from rlx_registry import STREAMS
+
+DEMONSTRATIONS: KeyPath = ("model", "warm_start", "demonstrations")
+"""Where an experiment names the task of its warm start."""
 
 
 @dataclass(frozen=True, slots=True)
-class Provenance:
+class Provenance(InstalledPlugin):
     """Which code a plugin's name resolved to.
 
     Attributes:
@@ -53,11 +59,6 @@ class Provenance:
         options: all resolved options, including defaults and those of the profile.
     """
 
-    kind: Kind
-    name: str
-    distribution: str
-    version: str
-    entry_point: str
     sha256: str
     options: Mapping[str, Any]
 
@@ -117,60 +118,54 @@ def build_placement(credit: CreditSpec) -> Placement:
 def _build_plugin_place(
     path: KeyPath, kind: Kind, model: type[PluginUse], tree: Mapping[str, Any]
 ) -> PluginReference:
-    keys = list_yaml_keys(model)
-    key = model.model_fields["plugin"].alias or "plugin"
+    keys, field = list_yaml_keys(model), model.model_fields["plugin"]
+    key = field.alias or "plugin"
     options = {k: v for k, v in tree.items() if k not in keys}
     return PluginReference(
-        path, kind, keys, key, _get_plugin_name(model, tree), options, tree.get("of")
+        path, kind, keys, key, tree.get(key, field.default), options, tree.get("of")
     )
 
 
-def _get_plugin_name(model: type[PluginUse], tree: Mapping[str, Any]) -> Any:
-    """Returns the plugin name in a mapping, or the default."""
-    field = model.model_fields["plugin"]
-    return tree.get(field.alias or "plugin", field.default)
-
-
-def plugin_places(tree: Mapping[str, Any]) -> Iterator[PluginReference]:
+def _list_places(tree: Mapping[str, Any]) -> Iterator[PluginReference]:
     """Yields the places of a tree that name plugins; malformed ones are skipped, since the spec
     reader reports them."""
-    rewards = tree.get("rewards")
-    rewards = rewards if isinstance(rewards, dict) else {}
-    named_at: list[tuple[KeyPath, Kind, type[PluginUse], Any]] = [
-        (("task",), "task", PluginUse, tree.get("task"))
-    ]
-    named_at += ((path, "task", PluginUse, use) for path, use in _list_task_variants(tree))
-    model = tree.get("model")
-    warm = model.get("warm_start") if isinstance(model, dict) else None
-    if isinstance(warm, dict):
-        named_at.append((DEMONSTRATIONS, "task", PluginUse, warm.get("demonstrations")))
-    rollout = tree.get("rollout")
-    if isinstance(rollout, dict) and rollout.get("schedule") == "environment":
+    task = tree.get("task")
+    named: list[tuple[KeyPath, Kind, type[PluginUse], Any]] = [(("task",), "task", PluginUse, task)]
+    for name, changed in _get_mapping(tree, "evaluation", "variants").items():
+        if isinstance(task, dict) and isinstance(changed, dict):
+            variant = {**task, **changed}
+            named.append((("evaluation", "variants", name), "task", PluginUse, variant))
+    named.append((DEMONSTRATIONS, "task", PluginUse, get_at_path(tree, DEMONSTRATIONS)))
+    rollout = _get_mapping(tree, "rollout")
+    if rollout.get("schedule") == "environment":
         use = rollout.get("environment")
         if tools := rollout.get("tools"):
             use = {"plugin": TOOLS, **(use if isinstance(use, dict) else {}), "tools": tools}
-        named_at.append((("rollout", "environment"), "environment", EnvironmentUse, use))
-    scopes: tuple[tuple[str, type[PluginUse]], ...] = (
-        ("turn", TurnReward),
-        ("global", GlobalReward),
-    )
-    for scope, model in scopes:
-        named = rewards.get(scope)
-        for name, use in (named if isinstance(named, dict) else {}).items():
-            named_at.append((("rewards", scope, name), "reward", model, use))
-    named_at.append((("mask",), "mask", MaskUse, tree.get("mask")))
-    named_at.append((("estimator",), "estimator", EstimatorUse, tree.get("estimator")))
-    credit = tree.get("credit")
-    credit = credit if isinstance(credit, dict) else {}
-    profile = credit.get("profile")
-    named_at.append((("credit", "placement"), "placement", PlacementUse, credit.get("placement")))
-    for path, kind, model, use in named_at:
+        named.append((("rollout", "environment"), "environment", EnvironmentUse, use))
+    scopes: dict[str, type[PluginUse]] = {"turn": TurnReward, "global": GlobalReward}
+    for scope, model in scopes.items():
+        for name, use in _get_mapping(tree, "rewards", scope).items():
+            named.append((("rewards", scope, name), "reward", model, use))
+    placement = get_at_path(tree, ("credit", "placement"))
+    named.append((("mask",), "mask", MaskUse, tree.get("mask")))
+    named.append((("estimator",), "estimator", EstimatorUse, tree.get("estimator")))
+    named.append((("credit", "placement"), "placement", PlacementUse, placement))
+    for path, kind, model, use in named:
         if isinstance(use, str) and model is PlacementUse:
             yield PluginReference(path, kind, list_yaml_keys(model), "", use, {}, None)
-        elif isinstance(use, dict) and isinstance(_get_plugin_name(model, use), str):
-            made = _build_plugin_place(path, kind, model, use)
-            yield replace(made, profile=str(profile)) if kind in _PROFILED else made
+        elif isinstance(use, dict):
+            place = _build_plugin_place(path, kind, model, use)
+            profiled = kind in ("estimator", "mask")
+            profile = str(get_at_path(tree, ("credit", "profile"))) if profiled else place.profile
+            if isinstance(place.name, str):
+                yield replace(place, profile=profile)
     yield from _list_foreign_sections(tree)
+
+
+def _get_mapping(tree: Mapping[str, Any], *path: str) -> dict[str, Any]:
+    """Returns the mapping at a path; an empty one if there is none."""
+    found = get_at_path(tree, path)
+    return found if isinstance(found, dict) else {}
 
 
 def _list_foreign_sections(tree: Mapping[str, Any]) -> Iterator[PluginReference]:
@@ -190,62 +185,34 @@ def _list_foreign_sections(tree: Mapping[str, Any]) -> Iterator[PluginReference]
 
 
 def fill_profile_options(
-    cls: type[Plugin], options: Mapping[str, Any], profile: str
+    model: type[BaseModel], options: Mapping[str, Any], profile: str
 ) -> dict[str, Any]:
     """Returns a plugin's options, with those that are omitted filled in from a profile."""
-    conventions = next((options for name, options in PROFILES.items() if name == profile), {})
-    return _fill_conventions(cls, options, conventions) if conventions else dict(options)
-
-
-def _fill_conventions(
-    model: type[BaseModel], options: Mapping[str, Any], conventions: Mapping[str, Any]
-) -> dict[str, Any]:
     filled = dict(options)
-    for name, field in model.model_fields.items():
-        inner = field.annotation
+    conventions = PROFILES.get(cast(Any, profile), {})
+    for name, field in model.model_fields.items() if conventions else ():
+        inner, own = field.annotation, filled.get(name, {})
         if name in conventions:
             filled.setdefault(name, conventions[name])
-        elif isinstance(inner, type) and issubclass(inner, BaseModel):
-            inner_options = filled.get(name, {})
-            if isinstance(inner_options, Mapping):
-                filled[name] = _fill_conventions(inner, inner_options, conventions)
+        elif isinstance(inner, type) and issubclass(inner, BaseModel) and isinstance(own, Mapping):
+            filled[name] = fill_profile_options(inner, own, profile)
     return filled
-
-
-DEMONSTRATIONS: KeyPath = ("model", "warm_start", "demonstrations")
-"""Where an experiment names the task of its warm start."""
-
-
-_PROFILED: tuple[Kind, ...] = ("estimator", "mask")
-
-
-def _list_task_variants(tree: Mapping[str, Any]) -> Iterator[tuple[KeyPath, Mapping[str, Any]]]:
-    """Yields the task with the options of each of `evaluation.variants`."""
-    task, evaluation = tree.get("task"), tree.get("evaluation")
-    named = evaluation.get("variants") if isinstance(evaluation, dict) else None
-    for name, changed in (named if isinstance(named, dict) else {}).items():
-        if isinstance(task, dict) and isinstance(changed, dict):
-            yield ("evaluation", "variants", name), {**task, **changed}
 
 
 def _build_plugin_at(place: PluginReference) -> Plugin | list[Diagnostic]:
     """Builds a plugin with its options, or returns diagnostics with the paths of its options."""
     cls = load_plugin(place.kind, place.name)
-    inner, faults = build_all_plugins(_list_nested_places(cls, place))
+    inner, faults = _build_plugins(_list_nested_places(cls, place))
     options = fill_profile_options(cls, place.options, place.profile)
     try:
         with show_plugin_output(place.name):
             plugin = cls.model_validate_json(to_json(options), strict=True)
     except ValidationError as error:
-        from rlx.spec.reading import explain_validation_error
-
-        keys = tuple(k for k in place.keys if k != "plugin")
-        return [
-            *explain_validation_error(
-                error, cls, dict(place.options), at=place.path, more_keys=keys
-            ),
-            *faults,
-        ]
+        keys = [k for k in place.keys if k != "plugin"]
+        own = explain_validation_error(
+            error, cls, dict(place.options), at=place.path, more_keys=keys
+        )
+        return [*own, *faults]
     except Exception as error:
         what = f"failed on its options: {type(error).__name__}: {error}"
         raise PluginFault(
@@ -270,7 +237,7 @@ def _list_nested_places(cls: type[Plugin], place: PluginReference) -> Iterator[P
                 yield _build_plugin_place(path, cast(Kind, kind), PluginUse, inner)
 
 
-def build_all_plugins(
+def _build_plugins(
     places: Iterable[PluginReference],
 ) -> tuple[dict[KeyPath, Plugin], list[Diagnostic]]:
     """Builds the plugin at each place; returns plugins by path, and diagnostics of those that
@@ -290,90 +257,41 @@ def build_all_plugins(
     return built, faults
 
 
-def list_built_plugins(
+def _list_with_nested(
     places: Iterable[PluginReference], built: Mapping[KeyPath, Plugin]
 ) -> Iterator[tuple[PluginReference, Plugin]]:
-    """Yields every built plugin, each followed by its nested plugins."""
     for place in places:
-        plugin = built.get(place.path)
-        if plugin is not None:
+        if plugin := built.get(place.path):
             yield place, plugin
             inner = list(_list_nested_places(type(plugin), place))
             held = {i.path: plugin.inner(str(i.path[-2]))[str(i.path[-1])] for i in inner}
-            yield from list_built_plugins(inner, held)
+            yield from _list_with_nested(inner, held)
 
 
-def build_provenance(place: PluginReference, made: Plugin) -> Provenance:
-    """Returns the provenance of a built plugin.
-
-    Raises:
-        PluginFault: its module has no source file.
-    """
-    plugin = find_installed_plugin(place.kind, place.name)
-    return Provenance(
-        kind=place.kind,
-        name=place.name,
-        distribution=plugin.distribution,
-        version=plugin.version,
-        entry_point=plugin.value,
-        sha256=compute_plugin_digest(plugin),
-        options=made.model_dump(mode="json", by_alias=True),
-    )
-
-
-def list_default_options(
-    places: Iterable[PluginReference], built: Mapping[KeyPath, Plugin]
-) -> Iterator[KeyPath]:
-    """Yields the paths of options without which a plugin would be the same.
-
-    Options in a mapping come before the mapping. Options of plugins that are nested in others, and
-    of variants of the task, are not looked at; nor are whole sections, whose defaults a spec holds.
-    """
-    for place in places:
-        is_section = place.path in PLUGIN_SECTIONS
-        if place.path in built and place.path[0] != "evaluation" and not is_section:
-            for at in _list_omissible_paths(place, built[place.path]):
-                yield (*place.path, *at)
-
-
-def _list_omissible_paths(place: PluginReference, plugin: Plugin) -> Iterator[KeyPath]:
+def _list_default_options(place: PluginReference, plugin: Plugin) -> Iterator[KeyPath]:
+    """Yields the paths of options without which a plugin would be the same, those in a mapping
+    before the mapping. Plugins that are nested in it are not looked at."""
     cls, options = type(plugin), dict(place.options)
     whole = plugin.model_dump(mode="json", by_alias=True)
     for at in list(_list_option_paths(options, ())):
         if at[0] in cls.nested:
             continue
-        fewer = _remove_option(options, at)
+        fewer = deepcopy(options)
+        del get_at_path(fewer, at[:-1])[at[-1]]
         filled = fill_profile_options(cls, fewer, place.profile)
-        if _dump_plugin(cls, filled) == whole:
+        made = None
+        with suppress(Exception):  # third-party code may raise anything where an option is missing
+            made = cls.model_validate_json(to_json(filled), strict=True)
+        if made is not None and made.model_dump(mode="json", by_alias=True) == whole:
             options = fewer
-            yield at
-
-
-def _dump_plugin(cls: type[Plugin], options: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Returns all options of the plugin with these; None if it needs others.
-
-    Third-party code may raise anything where an option is missing.
-    """
-    try:
-        made = cls.model_validate_json(to_json(options), strict=True)
-    except Exception:  # noqa: BLE001
-        return None
-    return made.model_dump(mode="json", by_alias=True)
+            yield (*place.path, *at)
 
 
 def _list_option_paths(options: Mapping[str, Any], above: KeyPath) -> Iterator[KeyPath]:
-    """Yields the paths of all options, those in a mapping before the mapping."""
     for name, value in options.items():
         if isinstance(value, Mapping):
             yield from _list_option_paths(value, (*above, name))
         yield (*above, name)
-
-
-def _remove_option(options: Mapping[str, Any], at: KeyPath) -> dict[str, Any]:
-    head, *rest = at
-    if not rest:
-        return {name: value for name, value in options.items() if name != head}
-    return {**options, str(head): _remove_option(options[str(head)], tuple(rest))}
 
 
 @dataclass(frozen=True, slots=True)
@@ -423,19 +341,13 @@ class ExperimentPlugins:
             with show_plugin_output(origin.name), suppress(OSError, ImportError, ValueError):
                 data = dict(plugin.data())
             records.append({**asdict(origin), "data": data})
-        return records + ([_record_reference(self.reference)] if self.reference else [])
-
-
-def _record_reference(reference: ModelFiles) -> dict[str, Any]:
-    """What a run records of its reference model, in the form of a plugin's record."""
-    digest = import_implementation("rlx.model:compute_reference_digest")(reference)
-    return {
-        "kind": "model",
-        "name": reference.path,
-        **dict.fromkeys(("distribution", "version", "entry_point", "sha256"), ""),
-        "options": {},
-        "data": {"contents": digest} if digest else {},
-    }
+        if self.reference is not None:
+            digest = import_implementation("rlx.model:compute_reference_digest")(self.reference)
+            no_code = dict.fromkeys(("distribution", "version", "entry_point", "sha256"), "")
+            data = {"contents": digest} if digest else {}
+            name = self.reference.path
+            records.append({"kind": "model", "name": name, **no_code, "options": {}, "data": data})
+        return records
 
 
 @dataclass(frozen=True, slots=True)
@@ -454,7 +366,7 @@ class BuiltPlugins:
 
     def list_all(self) -> list[tuple[PluginReference, Plugin]]:
         """Returns every built plugin, each followed by its nested plugins."""
-        return list(list_built_plugins(self.places, self.built))
+        return list(_list_with_nested(self.places, self.built))
 
     def get_reward(self, name: str) -> Plugin | None:
         """Returns the turn or global reward of that name."""
@@ -465,6 +377,17 @@ class BuiltPlugins:
         """Returns the plugins of an experiment, all of which could be built."""
         built, named = self.built, self.list_all()
         rewards = {(str(p[1]), str(p[2])): made for p, made in built.items() if p[0] == "rewards"}
+        provenance = []
+        for place, plugin in named:
+            found = find_installed_plugin(place.kind, place.name)
+            digest = compute_plugin_digest(found)
+            options = plugin.model_dump(mode="json", by_alias=True)
+            provenance.append(Provenance(**asdict(found), sha256=digest, options=options))
+        # Of variants of the task, and of whole sections, the spec holds the defaults.
+        own = [
+            p for p in self.places if p.path[0] != "evaluation" and p.path not in PLUGIN_SECTIONS
+        ]
+        defaults = [at for place in own for at in _list_default_options(place, built[place.path])]
         return ExperimentPlugins(
             task=built["task",],
             variants={str(p[-1]): made for p, made in built.items() if p[0] == "evaluation"},
@@ -473,17 +396,17 @@ class BuiltPlugins:
             rewards=rewards,
             mask=cast(Mask, built["mask",]),
             estimator=cast(Estimator, built["estimator",]),
-            provenance=tuple(build_provenance(place, plugin) for place, plugin in named),
+            provenance=tuple(provenance),
             named=tuple(plugin for _, plugin in named),
-            default_options=tuple(list_default_options(self.places, built)),
+            default_options=tuple(defaults),
             reference=spec.model.reference,
         )
 
 
 def build_named_plugins(tree: Mapping[str, Any]) -> BuiltPlugins:
     """Imports the plugins that an experiment's values name, and builds them with their options."""
-    places = tuple(plugin_places(tree))
-    built, faults = build_all_plugins(places)
+    places = tuple(_list_places(tree))
+    built, faults = _build_plugins(places)
     return BuiltPlugins(places, built, tuple(faults))
 
 
@@ -590,8 +513,6 @@ things that a plugin may need."""
 
 
 _EVERY_STEP = Provider("every step", lambda spec, task: True)
-
-
 NEEDS: Mapping[str, Provider] = MappingProxyType(
     {
         stream.name: PROVIDERS.get(stream.provider, _EVERY_STEP)
@@ -603,15 +524,10 @@ NEEDS: Mapping[str, Provider] = MappingProxyType(
 """The provider of everything that `needs` may name."""
 
 
-ALIASES: Mapping[str, str] = MappingProxyType({"greedy_baseline": "greedy_scores"})
-"""Former names of streams, which estimators of others may still ask for."""
-
-
 def list_needed_streams(plugin: Plugin) -> list[str]:
     """Returns the sorted names of the streams that a plugin reads."""
-    by_reading = {"token_rewards"} if getattr(plugin, "reads", "") == "token_rewards" else set()
-    named = {ALIASES.get(need, need) for need in plugin.needs}
-    return sorted({*named, *(by_reading if isinstance(plugin, Estimator) else ())})
+    of_tokens = isinstance(plugin, Estimator) and plugin.reads == "token_rewards"
+    return sorted({*plugin.needs, *(("token_rewards",) if of_tokens else ())})
 
 
 def list_providers(needs: Iterable[str]) -> list[Provider]:
@@ -657,7 +573,16 @@ def describe_plugin_changes(
             yield f"{label} is from {here} here; the run used {there}"
         elif plugin.sha256 != before[-1]["sha256"]:
             yield f"{label} has changed since the run, in the same version, {here}"
-        for option, was, is_now in _list_option_changes(plugin, before):
+        # Of several plugins of that name, the one that is most like this one.
+        changes = [
+            [
+                (option, was, plugin.options[option])
+                for option, was in (record.get("options") or {}).items()
+                if option in plugin.options and plugin.options[option] != was
+            ]
+            for record in before
+        ]
+        for option, was, is_now in min(changes, key=len):
             yield f"{label} had {option}: {was!r} when the run began, and has {is_now!r} now"
 
 
@@ -691,19 +616,3 @@ def describe_data_changes(
                     f"{was.get(name, 'not read')} when the run began, and is "
                     f"{here.get(name, 'not read')} now"
                 )
-
-
-def _list_option_changes(
-    plugin: Provenance, before: Sequence[Mapping[str, Any]]
-) -> list[tuple[str, Any, Any]]:
-    """Options that the run's plugin of that name had with another value; none if one of several
-    plugins of that name had them all as they are now."""
-    changes = [
-        [
-            (option, was, plugin.options[option])
-            for option, was in (record.get("options") or {}).items()
-            if option in plugin.options and plugin.options[option] != was
-        ]
-        for record in before
-    ]
-    return min(changes, key=len)

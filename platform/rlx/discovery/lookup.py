@@ -5,14 +5,14 @@ experiment names it, so a broken plugin affects only the experiments that use it
 """
 
 import sys
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from importlib import import_module
 from importlib.metadata import Distribution, entry_points
 from inspect import signature
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from rlx import __version__
 from rlx.errors import PluginError
@@ -59,18 +59,8 @@ Kind = Literal[
     "tracker",
 ]
 
-GROUPS: Mapping[Kind, str] = {
-    "task": "rlx.tasks",
-    "environment": "rlx.environments",
-    "reward": "rlx.rewards",
-    "estimator": "rlx.estimators",
-    "mask": "rlx.masks",
-    "placement": "rlx.placements",
-    "schedule": "rlx.schedules",
-    "sampler": "rlx.samplers",
-    "launcher": "rlx.launchers",
-    "tracker": "rlx.trackers",
-}
+GROUPS: Mapping[Kind, str] = {kind: f"rlx.{kind}s" for kind in get_args(Kind)}
+"""The group of entry points of each kind of plugin."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,17 +69,16 @@ class InstalledPlugin:
 
     Attributes:
         name: name in YAML.
-        kind: kind of plugin.
         distribution: distribution that provides it.
         version: version of the distribution.
-        value: entry point, "module:attribute".
+        entry_point: "module:attribute".
     """
 
-    name: str
     kind: Kind
+    name: str
     distribution: str
     version: str
-    value: str
+    entry_point: str
 
     @property
     def source(self) -> str:
@@ -129,7 +118,7 @@ def _scan_entry_points(_: tuple[str, ...]) -> tuple[InstalledPlugin, ...]:
             if point.dist not in origins:
                 metadata = point.dist.metadata
                 origins[point.dist] = metadata["Name"], metadata["Version"]
-            found.append(InstalledPlugin(point.name, kind, *origins[point.dist], point.value))
+            found.append(InstalledPlugin(kind, point.name, *origins[point.dist], point.value))
     return tuple(sorted(found, key=lambda f: (f.kind, f.name, f.distribution)))
 
 
@@ -140,24 +129,23 @@ def find_installed_plugin(kind: Kind, name: str) -> InstalledPlugin:
         PluginFault: no distribution provides it, or several do.
     """
     if kept := KeptPlugin.parse(name):
-        return InstalledPlugin(name, kind, kept.file, kept.digest, f"{kept.module}:{kept.name}")
+        return InstalledPlugin(kind, name, kept.file, kept.digest, f"{kept.module}:{kept.name}")
     distribution, colon, bare = name.rpartition(":")
-    offers = [f for f in list_installed_plugins(kind) if f.name == bare]
+    installed = list_installed_plugins(kind)
+    offers = [f for f in installed if f.name == bare]
     # Papers write GAE and GRPO: case matters only if it distinguishes two plugins.
-    offers = offers or [
-        f for f in list_installed_plugins(kind) if f.name.casefold() == bare.casefold()
-    ]
+    offers = offers or [f for f in installed if f.name.casefold() == bare.casefold()]
     if colon:
-        offers = [
-            f
-            for f in offers
-            if _normalize_distribution(f.distribution) == _normalize_distribution(distribution)
-        ]
+        wanted = _normalize_distribution(distribution)
+        offers = [f for f in offers if _normalize_distribution(f.distribution) == wanted]
     if len(offers) == 1:
         return offers[0]
-    raise PluginFault(
-        _diagnose_name_clash(kind, name, offers) if offers else _diagnose_unknown_plugin(kind, name)
-    )
+    if not offers:
+        raise PluginFault(_diagnose_unknown_plugin(kind, name))
+    sources = " and ".join(f.source for f in offers)
+    either = " or ".join(f"'{f.distribution}:{f.name}'" for f in offers)
+    message = f"{kind} plugin '{name}' is provided by {sources}"
+    raise PluginFault(build_error((), message, f"choose one: {either}", kind="plugin"))
 
 
 def find_kept_plugins(name: str) -> list[InstalledPlugin]:
@@ -173,18 +161,6 @@ def find_kept_plugins(name: str) -> list[InstalledPlugin]:
         wrong = _describe_misfit("reward", cls)
         raise PluginFault(build_plugin_diagnostic(offers[0], f"is invalid: {wrong}"))
     return fits
-
-
-def load_all_plugins() -> dict[str, dict[str, type[Plugin] | None]]:
-    """Imports every installed plugin; returns them by kind and name, None for one that is at
-    fault."""
-    found: dict[str, dict[str, type[Plugin] | None]] = {kind: {} for kind in GROUPS}
-    for plugin in list_installed_plugins():
-        try:
-            found[plugin.kind][plugin.name] = load_plugin(plugin.kind, plugin.name)
-        except PluginFault:
-            found[plugin.kind][plugin.name] = None
-    return found
 
 
 def load_plugin(kind: Kind, name: str) -> type[Plugin]:
@@ -213,7 +189,7 @@ def _import_plugin(plugin: InstalledPlugin) -> Any:
         PluginFault: it cannot be imported.
     """
     kept = KeptPlugin.parse(plugin.name)
-    module, _, attribute = plugin.value.partition(":")
+    module, _, attribute = plugin.entry_point.partition(":")
     try:
         with guard_import(), show_plugin_output(plugin.name):
             if kept:
@@ -261,20 +237,26 @@ def _normalize_distribution(distribution: str) -> str:
     return distribution.lower().replace("_", "-").replace(".", "-")
 
 
-_KEPT: Mapping[Kind, frozenset[str]] = {
-    "task": frozenset(list_yaml_keys(PluginUse)),
-    "environment": frozenset(list_yaml_keys(EnvironmentUse)),
-    "reward": frozenset((*list_yaml_keys(TurnReward), *list_yaml_keys(GlobalReward))),
-    "estimator": frozenset(list_yaml_keys(EstimatorUse)),
-    "mask": frozenset(list_yaml_keys(MaskUse)),
-    "placement": frozenset(list_yaml_keys(PlacementUse)),
-    "sampler": frozenset(),
-    "schedule": frozenset(),
-    "launcher": frozenset(),
-    "tracker": frozenset(),
+_USES: Mapping[Kind, tuple[type[PluginUse], ...]] = {
+    "task": (PluginUse,),
+    "environment": (EnvironmentUse,),
+    "reward": (TurnReward, GlobalReward),
+    "estimator": (EstimatorUse,),
+    "mask": (MaskUse,),
+    "placement": (PlacementUse,),
 }
-"""YAML keys that rlx reads itself, beside a plugin's own options."""
-
+"""Sections that name plugins; their own keys cannot be options."""
+_BASES: Mapping[Kind, type] = {
+    "environment": Environment,
+    "estimator": Estimator,
+    "mask": Mask,
+    "placement": Placement,
+    "schedule": Schedule,
+    "sampler": SamplerPlugin,
+    "launcher": LauncherPlugin,
+    "tracker": TrackerPlugin,
+    "task": Task,
+}
 _NAME_CODE: Set[Kind] = {"estimator", "mask", "placement", "sampler", "launcher", "tracker"}
 """Kinds whose `implementation` names what a run imports."""
 
@@ -286,44 +268,33 @@ def _describe_misfit(kind: Kind, offered: Any) -> str:
         return f"the entry point names a {type(offered).__name__}, not a class{hint}"
     if not issubclass(offered, Plugin):
         return f"{offered.__name__} does not derive from rlx.plugin.Plugin"
-    bases: dict[Kind, type] = {
-        "environment": Environment,
-        "estimator": Estimator,
-        "mask": Mask,
-        "placement": Placement,
-        "schedule": Schedule,
-        "sampler": SamplerPlugin,
-        "launcher": LauncherPlugin,
-        "tracker": TrackerPlugin,
-        "task": Task,
-    }
-    if kind in bases and not issubclass(offered, bases[kind]):
+    if kind in _BASES and not issubclass(offered, _BASES[kind]):
         wanted = ("problem", "demonstration") if kind == "task" else ()
         lacks = ", ".join(f"`{name}`" for name in wanted if not hasattr(offered, name))
         what = f": it has no {lacks}" if lacks else ""
-        return f"{offered.__name__} is not an rlx.plugin.{bases[kind].__name__}{what}"
+        return f"{offered.__name__} is not an rlx.plugin.{_BASES[kind].__name__}{what}"
     if unwritten := sorted(offered.__abstractmethods__):
         return f"{offered.__name__} has no {', '.join(f'`{name}`' for name in unwritten)}"
-    if kind == "environment" and (wrong := _odd_kinds(offered)):
-        return wrong
+    if kind == "environment":
+        kinds: Any = getattr(offered, "kinds", ())
+        if isinstance(kinds, str) or not kinds or not all(isinstance(k, str) and k for k in kinds):
+            return (
+                f"{offered.__name__} does not set `kinds`, a tuple with the names of its kinds of "
+                "turn"
+            )
+        if reserved := [k for k in (EVERY_TURN, FAILED) if k in kinds]:
+            return (
+                f"{offered.__name__} has a kind of turn '{reserved[0]}', a name that rlx reserves; "
+                "rename it"
+            )
     if kind == "reward" and not (hasattr(offered, "score") and hasattr(offered, "scope")):
         return f"{offered.__name__} has no `score` or no `scope`"
-    if kept := sorted(_KEPT[kind] & set(list_yaml_keys(offered))):
-        return f"its option {kept[0]!r} could never be set: rlx reads that key itself; rename it"
+    kept = {key for use in _USES.get(kind, ()) for key in list_yaml_keys(use)}
+    if taken := sorted(kept.intersection(list_yaml_keys(offered))):
+        return f"its option {taken[0]!r} could never be set: rlx reads that key itself; rename it"
     names_code = isinstance(getattr(offered, "implementation", None), str)
     if kind in _NAME_CODE and not names_code:
         return f"{offered.__name__} does not set `implementation`"
-    return ""
-
-
-def _odd_kinds(environment: type[Plugin]) -> str:
-    """Explains why an environment's kinds of turn are invalid; empty if they are valid."""
-    kinds: Any = getattr(environment, "kinds", ())
-    name = environment.__name__
-    if isinstance(kinds, str) or not kinds or not all(isinstance(k, str) and k for k in kinds):
-        return f"{name} does not set `kinds`, a tuple with the names of its kinds of turn"
-    if taken := [k for k in (EVERY_TURN, FAILED) if k in kinds]:
-        return f"{name} has a kind of turn '{taken[0]}', a name that rlx reserves; rename it"
     return ""
 
 
@@ -332,7 +303,7 @@ def compute_plugin_digest(plugin: InstalledPlugin) -> str:
     package."""
     if kept := KeptPlugin.parse(plugin.name):
         return source_digest(kept.locate())
-    module = sys.modules[plugin.value.partition(":")[0]]
+    module = sys.modules[plugin.entry_point.partition(":")[0]]
     if module.__file__ is None:
         raise PluginFault(build_plugin_diagnostic(plugin, "has no source file"))
     return source_digest(Path(module.__file__))
@@ -361,13 +332,6 @@ def _diagnose_unknown_plugin(kind: Kind, name: str) -> Diagnostic:
     return build_error((), message, *helps, kind="plugin", notes=notes)
 
 
-def _diagnose_name_clash(kind: Kind, name: str, offers: Sequence[InstalledPlugin]) -> Diagnostic:
-    sources = " and ".join(f.source for f in offers)
-    either = " or ".join(f"'{f.distribution}:{f.name}'" for f in offers)
-    message = f"{kind} plugin '{name}' is provided by {sources}"
-    return build_error((), message, f"choose one: {either}", kind="plugin")
-
-
 def build_plugin_diagnostic(
     plugin: InstalledPlugin, what: str, helps: tuple[str, ...] = (), cause: str = ""
 ) -> Diagnostic:
@@ -375,7 +339,7 @@ def build_plugin_diagnostic(
     if KeptPlugin.parse(plugin.name):
         origin = f"from the file {plugin.distribution}, kept as {plugin.version}"
     else:
-        origin = f"from {plugin.source} (entry point '{plugin.value}')"
+        origin = f"from {plugin.source} (entry point '{plugin.entry_point}')"
     message = f"{plugin.kind} plugin '{plugin.name}' {what}"
     notes = (cause, origin) if cause else (origin,)
     return build_error((), message, *helps, kind="plugin", notes=notes)
@@ -403,6 +367,6 @@ def _diagnose_import_error(plugin: InstalledPlugin, error: BaseException) -> Dia
         )
     helps = (
         fault,
-        f"full traceback: `rlx plugins show {plugin.name} --traceback`",
+        f"full traceback: `RLX_DEBUG=1 rlx plugins show {plugin.name}`",
     )
     return build_plugin_diagnostic(plugin, "failed to import", helps, cause)

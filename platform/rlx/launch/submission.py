@@ -91,7 +91,7 @@ def submit_run(
         "seed": spec.seed,
         "name": spec.name,
         "spec": spec.dump_resolved(),
-        "yaml": read.yaml,
+        "yaml": read.document.whole_text,
         "plugins": list_plugin_records(spec, plugins),
         "code": collect_code_version(),
         "environment": collect_environment_versions(),
@@ -146,7 +146,7 @@ def _fill_folder(
     if vocabulary is not None:
         vocabulary.save(folder.tokenizer)
     hold_reserve(folder.reserve)
-    folder.yaml.write_text(read.yaml)
+    folder.yaml.write_text(read.document.whole_text)
     copy_origin(registry, read.spec, folder)
     put_spec(folder, read.spec)
 

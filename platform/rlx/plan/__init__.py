@@ -6,8 +6,8 @@
   rewards, loss mask, placement, estimator and loss weights; `rehearsal_checks` does so for every
   phase, and says what that shows.
 * `memory` estimates what a step needs.
-* `row_accounts` are rows token by token, of a synthetic or a stored step; `report` and `page`
-  show them.
+* `row_accounts` are rows token by token, of a synthetic or a stored step; `report` collects what
+  a plan shows, `tables` prints it.
 """
 
 import lazy_loader

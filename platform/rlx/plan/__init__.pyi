@@ -1,20 +1,13 @@
 from .checks import check_file, check_read_spec, read_spec, validate_document
 from .machine import inspect_machine, run_preflight_checks
-from .memory import (
-    count_reference_parameters,
-    estimate_update_bytes,
-    get_usable_share,
-    load_model_shape,
-)
-from .page import render_plan_page, show_plan, show_rows
-from .plugin_checks import BIASES, find_stopping_bias, list_bias_reasons
+from .memory import count_reference_parameters, load_model_shape
 from .rehearsal_checks import run_rehearsal_checks
 from .report import PhaseReport, PlanReport, build_plan, convert_to_json, select_example_rows
 from .row_accounts import RowAccount, load_phase_spec, load_run_speech, stored_accounts
+from .tables import show_plan, show_rows
 from .texts import find_missing_parts, require_showable_texts
 
 __all__ = [
-    "BIASES",
     "PhaseReport",
     "PlanReport",
     "RowAccount",
@@ -23,17 +16,12 @@ __all__ = [
     "check_read_spec",
     "convert_to_json",
     "count_reference_parameters",
-    "estimate_update_bytes",
     "find_missing_parts",
-    "find_stopping_bias",
-    "get_usable_share",
     "inspect_machine",
-    "list_bias_reasons",
     "load_model_shape",
     "load_phase_spec",
     "load_run_speech",
     "read_spec",
-    "render_plan_page",
     "require_showable_texts",
     "run_preflight_checks",
     "run_rehearsal_checks",

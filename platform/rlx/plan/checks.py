@@ -1,6 +1,6 @@
 """Reads and checks a whole experiment: its values, its plugins and their fit, in every phase."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
@@ -60,7 +60,7 @@ def validate_document(document: YamlDocument, path: Path) -> LoadedSpec:
     spec, faults = check_spec_tree(document.tree)
     if faults or spec is None:
         raise _locate_refusal(faults, document)
-    return LoadedSpec.from_document(path, document, spec)
+    return LoadedSpec(path, document, spec)
 
 
 def check_read_spec(read: LoadedSpec) -> ExperimentPlugins:
@@ -74,7 +74,13 @@ def check_read_spec(read: LoadedSpec) -> ExperimentPlugins:
     """
     spec = read.spec
     plugins, found = _check_plugins(spec)
-    found += find_in_phases(spec, found, lambda phase: _check_phase_plugins(spec, phase))
+
+    def check_phase(phase: PhaseSpec) -> Iterator[Diagnostic]:
+        for fault in _check_plugins(spec.resolve_phase_spec(phase))[1]:
+            if fault.path[:1] != ("model",):  # the model is built once, before any phase
+                yield fault
+
+    found += find_in_phases(spec, found, check_phase)
     if not _list_errors(found):
         phases = (resolve_plugins(spec.resolve_phase_spec(phase)) for phase in spec.phases)
         found += check_unused_value_sources(spec, (each.estimator for each in phases))
@@ -105,7 +111,7 @@ def check_file(
     spec, faults = check_spec_tree(document.tree)
     if spec is not None and not faults:
         path = source if isinstance(source, Path) else Path(document.file)
-        read = LoadedSpec.from_document(path, document, spec)
+        read = LoadedSpec(path, document, spec)
         return read, check_read_spec(read)
     if spec is not None:
         faults += _list_errors(_check_plugins(spec)[1])
@@ -126,7 +132,7 @@ def _check_without_base(path: Path) -> Iterator[Diagnostic]:
         return  # it is the file that cannot be read
     if document is None:
         return
-    for fault in (*find_value_errors(document.tree), *build_named_plugins(document.tree).faults):
+    for fault in (*_parse_spec_tree(document.tree)[1], *build_named_plugins(document.tree).faults):
         written = get_at_path(document.tree, fault.path)
         if fault.kind in _OF_VALUES and written is not None:
             yield locate_diagnostic(fault, document)
@@ -149,12 +155,6 @@ def _check_plugins(spec: ExperimentSpec) -> tuple[BuiltPlugins, list[Diagnostic]
     return plugins, errors or [*found, *collect_spec_warnings(spec, plugins)]
 
 
-def _check_phase_plugins(spec: ExperimentSpec, phase: PhaseSpec) -> Iterator[Diagnostic]:
-    for found in _check_plugins(spec.resolve_phase_spec(phase))[1]:
-        if found.path[:1] != ("model",):  # the model is built once, before any phase
-            yield found
-
-
 def _list_errors(found: Iterable[Diagnostic]) -> list[Diagnostic]:
     return [one for one in found if one.severity == "error"]
 
@@ -163,47 +163,41 @@ def _locate_refusal(faults: Iterable[Diagnostic], document: YamlDocument) -> Inv
     return build_refusal([locate_diagnostic(f, document) for f in faults], document.file)
 
 
-def parse_spec_tree(tree: Any) -> ExperimentSpec:
-    """Returns plain values as an experiment, each value checked on its own.
-
-    Raises:
-        ValidationError: a value is invalid.
-    """
-    # Strict JSON mode accepts a list for a tuple, but rejects "5" or true for a number.
-    return ExperimentSpec.model_validate_json(to_json(tree), strict=True)
-
-
-def find_value_errors(tree: Any) -> list[Diagnostic]:
-    """Returns the errors of single values of a tree, whether or not it is a whole experiment."""
+def _parse_spec_tree(tree: Any) -> tuple[ExperimentSpec | None, list[Diagnostic]]:
+    """Returns plain values as an experiment, or None and the errors of single values."""
     try:
-        parse_spec_tree(tree)
+        # Strict JSON mode accepts a list for a tuple, but rejects "5" or true for a number.
+        return ExperimentSpec.model_validate_json(to_json(tree), strict=True), []
     except ValidationError as error:
-        return explain_validation_error(error, ExperimentSpec, tree)
-    return []
+        return None, explain_validation_error(error, ExperimentSpec, tree)
 
 
 def check_spec_tree(tree: Any) -> tuple[ExperimentSpec | None, list[Diagnostic]]:
     """Returns the experiment that a tree holds, None if it holds none, and every error in it."""
-    try:
-        spec = parse_spec_tree(tree)
-    except ValidationError as error:
-        faults = explain_validation_error(error, ExperimentSpec, tree)
+    spec, faults = _parse_spec_tree(tree)
+    if spec is None:
         return None, [*faults, *_find_hidden_errors(tree, faults)]
-    return spec, list(find_spec_errors(spec))
+    return spec, list(_find_spec_errors(spec))
 
 
-def find_spec_errors(spec: ExperimentSpec) -> Iterator[Diagnostic]:
+def _find_spec_errors(spec: ExperimentSpec) -> Iterator[Diagnostic]:
     """Yields values that contradict each other, and what a phase's `set` makes invalid.
 
     What a phase shares with the experiment is reported once.
     """
+
+    def check_phase(phase: PhaseSpec) -> Iterator[Diagnostic]:
+        resolved, faults = _parse_spec_tree(spec.apply_phase(phase)[0])
+        yield from faults if resolved is None else find_contradictions(resolved)
+
     own = [*find_contradictions(spec), *_check_phase_settings(spec)]
     yield from own
-    yield from find_in_phases(spec, own, lambda phase: _find_phase_errors(spec, phase))
+    yield from find_in_phases(spec, own, check_phase)
 
 
 def _check_phase_settings(spec: ExperimentSpec) -> Iterator[Diagnostic]:
-    """Yields names that phases share, and entries of `set` that cannot be applied."""
+    """Yields names that phases share, and entries of `set` that cannot be applied, or that a later
+    entry replaces as a whole."""
     names: set[str] = set()
     for number, phase in enumerate(spec.phases):
         at: KeyPath = ("phases", number)
@@ -218,24 +212,11 @@ def _check_phase_settings(spec: ExperimentSpec) -> Iterator[Diagnostic]:
                 suggest_name(setting.path, setting.choices),
                 kind="unknown_key",
             )
-        yield from _check_discarded_settings(phase, at)
-
-
-def _check_discarded_settings(phase: PhaseSpec, at: KeyPath) -> Iterator[Diagnostic]:
-    """Yields entries of `set` that a later entry replaces as a whole."""
-    keys = list(phase.set)
-    for number, key in enumerate(keys):
-        if whole := next((k for k in keys[number + 1 :] if key.startswith(f"{k}.")), ""):
-            message = f"{key!r} has no effect: {whole!r} replaces it (phase '{phase.name}')"
-            yield build_error((*at, "set", key), message, f"write it after {whole!r}, or in it")
-
-
-def _find_phase_errors(spec: ExperimentSpec, phase: PhaseSpec) -> Iterator[Diagnostic]:
-    tree, _ = spec.apply_phase(phase)
-    try:
-        yield from find_contradictions(parse_spec_tree(tree))
-    except ValidationError as error:
-        yield from explain_validation_error(error, ExperimentSpec, tree)
+        keys = list(phase.set)
+        for place, key in enumerate(keys):
+            if whole := next((k for k in keys[place + 1 :] if key.startswith(f"{k}.")), ""):
+                message = f"{key!r} has no effect: {whole!r} replaces it (phase '{phase.name}')"
+                yield build_error((*at, "set", key), message, f"write it after {whole!r}, or in it")
 
 
 # Recovery --------------------------------------------------------------------------------------
@@ -268,30 +249,23 @@ def _find_hidden_errors(tree: Any, faults: Sequence[Diagnostic]) -> Iterator[Dia
     wrong = list(faults)
     for _ in range(_ROUNDS):
         left_out |= {path for fault in wrong if (path := _repair_section(mended, fault))}
-        spec = None
-        try:
-            spec = parse_spec_tree(mended)
-        except ValidationError as error:
-            wrong = explain_validation_error(error, ExperimentSpec, mended)
+        spec, wrong = _parse_spec_tree(mended)
         if spec is not None:  # nearly everything has to fit the schedule
-            wrong = [] if ("rollout",) in left_out else list(find_spec_errors(spec))
+            wrong = [] if ("rollout",) in left_out else list(_find_spec_errors(spec))
         for fault in wrong:
             told = (fault.path, fault.message)
-            if told not in reported and fault.path not in guessed and not _follows(fault, left_out):
+            # It may be only a consequence of what was left out.
+            follows = any(
+                _has_path_overlap(fault.path, path)
+                or _has_path_overlap(fault.against, path)
+                or (path[0] == "rewards" and f"'{path[-1]}'" in fault.message)
+                for path in left_out
+            )
+            if told not in reported and fault.path not in guessed and not follows:
                 reported.add(told)
                 yield fault
         if spec is not None:
             return
-
-
-def _follows(fault: Diagnostic, left_out: Set[KeyPath]) -> bool:
-    """Whether a fault may be only a consequence of the removal of some values."""
-    return any(
-        _has_path_overlap(fault.path, path)
-        or _has_path_overlap(fault.against, path)
-        or (path[0] == "rewards" and f"'{path[-1]}'" in fault.message)
-        for path in left_out
-    )
 
 
 def _repair_section(tree: Any, fault: Diagnostic) -> KeyPath:
@@ -348,14 +322,10 @@ def find_in_phases(
     known = {(found.path, found.message) for found in own}
     faulty = {found.path for found in own if found.severity == "error"}
     for number, phase in enumerate(spec.phases):
+        keys = [tuple(key.split(".")) for key in phase.set]
         for found in check(phase) if phase.set else ():
-            follows = found.path in faulty and not _is_set(found, phase)
+            paths = [tuple(map(str, path)) for path in (found.path, found.against) if path]
+            is_set = any(_has_path_overlap(key, path) for key in keys for path in paths)
+            follows = found.path in faulty and not is_set
             if (found.path, found.message) not in known and not follows:
                 yield relocate_phase_fault(found, number, phase)
-
-
-def _is_set(found: Diagnostic, phase: PhaseSpec) -> bool:
-    """Whether the phase itself sets a value that a fault is about, or a part of it."""
-    keys = [tuple(key.split(".")) for key in phase.set]
-    paths = [tuple(map(str, path)) for path in (found.path, found.against) if path]
-    return any(_has_path_overlap(key, path) for key in keys for path in paths)

@@ -11,7 +11,7 @@ import subprocess
 import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from importlib.metadata import PackageNotFoundError, metadata, version
+from importlib.metadata import metadata
 from pathlib import Path
 from typing import Literal
 
@@ -44,6 +44,7 @@ from rlx.launch import (
     torch_build,
 )
 from rlx.plan.checks import find_in_phases
+from rlx.plan.memory import estimate_disk, load_model_shape
 from rlx.plan.texts import check_texts
 from rlx.plugin import Plugin
 from rlx.plugin_calls import show_plugin_output
@@ -60,7 +61,6 @@ from rlx.spec.reading import (
     LoadedSpec,
     build_error,
     build_refusal,
-    build_warning,
     format_key_path,
     locate_diagnostic,
 )
@@ -85,11 +85,10 @@ def run_preflight_checks(
         EnvironmentFault: RLX_HOME cannot be written, or its disk is full.
     """
     faults = [
-        *_check_machines(read),
+        *_check_device(read),
         *_check_model_needs(read.spec),
         *_check_reference(read.spec, plugins),
         *_check_sampler_package(read.spec),
-        *_check_torchvision(),
         *_check_plugins(read.spec, plugins),
     ]
     if not faults:  # a task without its data has no texts
@@ -102,7 +101,7 @@ def run_preflight_checks(
         )
     require_disk_room(get_rlx_home())
     lacks += _find_small_disk(read.spec, get_rlx_home())
-    return (*(locate_diagnostic(f, read.document) for f in lacks), *_little_room(get_rlx_home()))
+    return tuple(locate_diagnostic(lack, read.document) for lack in lacks)
 
 
 def require_disk_room(folder: Path) -> None:
@@ -126,23 +125,12 @@ def require_disk_room(folder: Path) -> None:
         ) from error
 
 
-def _little_room(folder: Path) -> Iterator[Diagnostic]:
-    free = free_bytes(folder)
-    if free < LOW_DISK_BYTES:
-        message = f"{format_path(folder)} has {format_disk_space(free)} of free space left"
-        help_ = "free some space, or set RLX_HOME to a folder on another disk"
-        yield Diagnostic(kind="machine", message=message, helps=(help_,), severity="warning")
-
-
 def _find_small_disk(spec: ExperimentSpec, folder: Path) -> Iterator[Diagnostic]:
-    """Warns if the run's checkpoints and its exported model will not fit."""
-    from rlx.plan.memory import estimate_disk, load_model_shape
-
+    """Warns if the run's checkpoints and its exported model will not fit, or hardly anything."""
     shape = load_model_shape(spec.model) if isinstance(spec.model, PretrainedModelSpec) else None
-    if shape is None:  # tiny models need little
-        return
-    disk = estimate_disk(spec, shape)
-    if (free := free_bytes(folder)) < disk.training:
+    disk = shape and estimate_disk(spec, shape)  # tiny models need little
+    free = free_bytes(folder)
+    if disk and free < disk.training:
         yield Diagnostic(
             kind="machine",
             message=f"{disk.checkpoints} checkpoints of {format_disk_space(disk.checkpoint)} and "
@@ -152,6 +140,10 @@ def _find_small_disk(spec: ExperimentSpec, folder: Path) -> Iterator[Diagnostic]
             helps=("set RLX_HOME to a folder on a larger disk, or keep fewer checkpoints",),
             severity="warning",
         )
+    if free < LOW_DISK_BYTES:
+        message = f"{format_path(folder)} has {format_disk_space(free)} of free space left"
+        help_ = "free some space, or set RLX_HOME to a folder on another disk"
+        yield Diagnostic(kind="machine", message=message, helps=(help_,), severity="warning")
 
 
 # Requirements of the spec ---------------------------------------------------------------------
@@ -171,12 +163,11 @@ def find_cuda_lack(wanted: int) -> DeviceShortage | None:
     )
 
 
-def _check_machines(read: LoadedSpec) -> Iterator[Diagnostic]:
-    faults = list(open_launcher(read.spec.runner, read.spec.sampler).check())
-    yield from faults or _check_device(read, gpus_here(read.spec))
-
-
-def _check_device(read: LoadedSpec, here: int) -> Iterator[Diagnostic]:
+def _check_device(read: LoadedSpec) -> Iterator[Diagnostic]:
+    if faults := list(open_launcher(read.spec.runner, read.spec.sampler).check()):
+        yield from faults
+        return
+    here = gpus_here(read.spec)
     runner = read.spec.runner
     if runner.device == "cpu" or not here or (lack := find_cuda_lack(here)) is None:
         return
@@ -208,9 +199,12 @@ def _check_model_needs(spec: ExperimentSpec) -> Iterator[Diagnostic]:
     try:
         check_model_files(spec.model)
     except RlxError as error:
-        path = ("model", "path")
-        kind: FaultKind = "machine" if isinstance(error, EnvironmentFault) else "value"
-        yield build_error(path, summarize_error(error), kind=kind)
+        yield _build_file_fault(("model", "path"), error)
+
+
+def _build_file_fault(path: KeyPath, error: RlxError) -> Diagnostic:
+    kind: FaultKind = "machine" if isinstance(error, EnvironmentFault) else "value"
+    return build_error(path, summarize_error(error), kind=kind)
 
 
 def _check_reference(spec: ExperimentSpec, plugins: ExperimentPlugins) -> Iterator[Diagnostic]:
@@ -241,8 +235,7 @@ def _check_reference(spec: ExperimentSpec, plugins: ExperimentPlugins) -> Iterat
             if find_local_files(reference) is not None:
                 room = find_local_context_length(reference)
     except RlxError as error:
-        kind: FaultKind = "machine" if isinstance(error, EnvironmentFault) else "value"
-        yield build_error(path, summarize_error(error), kind=kind)
+        yield _build_file_fault(path, error)
     if difference:
         yield build_error(
             path,
@@ -279,30 +272,19 @@ def vllm_package() -> Package:
     return next((p for p in either if p.installed), either[0])
 
 
-def _check_torchvision() -> Iterator[Diagnostic]:
-    """Reports the CUDA torchvision that vLLM can install: it breaks transformers on a CPU torch."""
-    build = torch_build()
-    if build is None or not build.version.endswith("+cpu"):
-        return
-    try:
-        found = version("torchvision")
-    except PackageNotFoundError:
-        return
-    if not found.endswith("+cpu"):
-        yield build_error(
-            (),
-            f"torchvision {found} was built for a torch other than {build.version}, so "
-            "transformers cannot be imported",
-            "pip uninstall torchvision torchaudio torchcodec: rlx does not need them",
-            kind="machine",
-        )
-
-
 def _check_plugins(spec: ExperimentSpec, plugins: ExperimentPlugins) -> Iterator[Diagnostic]:
-    """Runs the plugins' own checks of files and packages, including plugins that phases add."""
+    """Runs the plugins' own checks of files and packages, including plugins that phases add, and
+    reports data that task and environment read differently under one name, such as a graph."""
     named = list(_list_plugin_paths(spec, plugins))
     own = [fault for path, plugin in named for fault in _check_one_plugin(path, plugin)]
-    yield from own or _check_shared_data(plugins)
+    yield from own
+    if not own and plugins.environment is not None:
+        theirs, ours = plugins.task.data(), plugins.environment.data()
+        for name in sorted(theirs.keys() & ours.keys()):
+            if theirs[name] != ours[name]:
+                message = f"task and rollout.environment use different values of `{name}`"
+                help_ = f"give both the same `{name}`"
+                yield build_error(("rollout", "environment"), message, help_, against=("task",))
     seen = [plugin for _, plugin in named]
 
     def check_phase(phase: PhaseSpec) -> Iterator[Diagnostic]:
@@ -313,18 +295,6 @@ def _check_plugins(spec: ExperimentSpec, plugins: ExperimentPlugins) -> Iterator
                 yield from _check_one_plugin(path, plugin)
 
     yield from find_in_phases(spec, own, check_phase)
-
-
-def _check_shared_data(plugins: ExperimentPlugins) -> Iterator[Diagnostic]:
-    """Reports data that task and environment read differently under one name, such as a graph."""
-    if plugins.environment is None:
-        return
-    theirs, ours = plugins.task.data(), plugins.environment.data()
-    for name in sorted(theirs.keys() & ours.keys()):
-        if theirs[name] != ours[name]:
-            message = f"task and rollout.environment use different values of `{name}`"
-            help_ = f"give both the same `{name}`"
-            yield build_error(("rollout", "environment"), message, help_, against=("task",))
 
 
 def _list_plugin_paths(
@@ -360,7 +330,7 @@ def _check_one_plugin(path: KeyPath, plugin: Plugin) -> Iterator[Diagnostic]:
         yield build_error(path, message, kind="plugin")
 
 
-# What this machine has (`rlx doctor`) -----------------------------------------------------------
+# What this machine has (`rlx check`) ------------------------------------------------------------
 
 State = Literal["ok", "broken", "absent"]
 _NAMED = ("deepspeed", "transformers", "mlflow", "peft", "math-verify", "datasets")
@@ -383,16 +353,6 @@ class MachinePart:
     fix: str = ""
     required: bool = False
 
-    @property
-    def finding(self) -> Diagnostic | None:
-        """The error, or the warning if few experiments need the part, where it is broken."""
-        if self.state != "broken":
-            return None
-        message = f"{self.name}: {self.found}"
-        if not self.required:
-            return build_warning((), message, self.fix)
-        return build_error((), message, self.fix, kind="machine")
-
 
 def inspect_machine(registry_url: str) -> Iterator[MachinePart]:
     """Yields what experiments use on this machine, without importing torch where there is no GPU.
@@ -400,12 +360,14 @@ def inspect_machine(registry_url: str) -> Iterator[MachinePart]:
     Args:
         registry_url: URL of the registry to look for.
     """
+
+    def build_required(name: str, fits: bool, found: str, fix: str) -> MachinePart:
+        return MachinePart(name, "ok" if fits else "broken", found, "" if fits else fix, True)
+
     wanted, found = metadata("rlx")["Requires-Python"], platform.python_version()
     fits = SpecifierSet(wanted).contains(found, prereleases=True)
-    yield _build_required_part("Python", fits, found, f"install Python {wanted}")
-    yield _build_required_part(
-        "platform", os.name == "posix", platform.platform(), "run rlx on Linux"
-    )
+    yield build_required("Python", fits, found, f"install Python {wanted}")
+    yield build_required("platform", os.name == "posix", platform.platform(), "run rlx on Linux")
     known = list_packages()
     yield _describe_package(known["torch"])
     if known["torch"].installed is not None:
@@ -417,24 +379,32 @@ def inspect_machine(registry_url: str) -> Iterator[MachinePart]:
     found = ", ".join(f"{p.name} {p.installed or 'missing'}" for p in wrong)
     fix = " ".join(["pip install", *(f"'{p.name}{p.range}'" for p in wrong)])
     all_fit = f"{len(others)}, all within the tested ranges"
-    yield _build_required_part("other packages", not wrong, found or all_fit, fix)
-    yield _describe_home(get_rlx_home())
+    yield build_required("other packages", not wrong, found or all_fit, fix)
+    home = get_rlx_home()
+    there, free = next(f for f in (home, *home.parents) if f.exists()), free_bytes(home)
+    found = f"{format_path(home)} cannot be written"
+    if writable := there.is_dir() and os.access(there, os.W_OK | os.X_OK):
+        little = ": little" if free < LOW_DISK_BYTES else ""
+        found = f"{format_path(home)}, {format_disk_space(free)} free{little}"
+    has_room = writable and free >= LOW_DISK_BYTES
+    yield build_required("RLX_HOME", has_room, found, "set RLX_HOME to a folder with room")
     yield _describe_registry(registry_url)
-    yield _describe_mlflow_store(get_rlx_home() / "mlflow.db")
-    offline = os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE")
-    found = "used for files that are not on this machine"
-    if offline:
+    if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"):
         found = "offline: HF_HUB_OFFLINE is set, only files on this machine are used"
+    else:
+        found = "used for files that are not on this machine"
     yield MachinePart("model hub", "ok", found)
     yield _describe_sandbox()
-    yield from _describe_plugins()
-
-
-def _build_required_part(name: str, sound: bool, found: str, fix: str) -> MachinePart:
-    """Builds a part that every experiment needs."""
-    return MachinePart(
-        name, "ok" if sound else "broken", found, "" if sound else fix, required=True
-    )
+    offered, broken = list_installed_plugins(), []
+    for one in offered:
+        try:
+            load_plugin(one.kind, one.name)
+        except PluginFault as error:  # one that rlx does not ship affects who uses it only
+            fix, why = f"RLX_DEBUG=1 rlx plugins show {one.name}", error.diagnostic.message
+            own = one.distribution == "rlx"
+            broken.append(MachinePart(f"{one.kind} plugin", "broken", why, fix, own))
+    yield MachinePart("plugins", "ok", f"{len(offered) - len(broken)} installed and working")
+    yield from broken
 
 
 def _describe_gpus() -> Iterator[MachinePart]:
@@ -453,9 +423,7 @@ def _describe_gpus() -> Iterator[MachinePart]:
         memory = f"{properties.total_memory / 1024**3:.0f} GiB"
         found = f"{properties.name}, {memory}, capability {properties.major}.{properties.minor}"
         yield MachinePart(f"CUDA {number}", "ok", found)
-    if torch.distributed.is_nccl_available():
-        yield MachinePart("NCCL", "ok", ".".join(map(str, torch.cuda.nccl.version())))
-    else:
+    if not torch.distributed.is_nccl_available():
         yield MachinePart("NCCL", "broken", "none", "install a torch build with NCCL")
 
 
@@ -468,18 +436,6 @@ def _describe_package(package: Package) -> MachinePart:
         return MachinePart(package.name, "ok", package.installed, required=needed)
     found = f"{package.installed}, tested with {package.range}"
     return MachinePart(package.name, "broken", found, package.command, needed)
-
-
-def _describe_home(folder: Path) -> MachinePart:
-    free = free_bytes(folder)
-    there = next(f for f in (folder, *folder.parents) if f.exists())
-    writable = there.is_dir() and os.access(there, os.W_OK | os.X_OK)
-    found = f"{format_path(folder)} cannot be written"
-    if writable:
-        found = f"{format_path(folder)}, {format_disk_space(free)} free"
-        found += ": little" if free < LOW_DISK_BYTES else ""
-    fix = "set RLX_HOME to a folder with room"
-    return _build_required_part("RLX_HOME", writable and free >= LOW_DISK_BYTES, found, fix)
 
 
 def _describe_registry(url: str) -> MachinePart:
@@ -500,14 +456,6 @@ def _describe_registry(url: str) -> MachinePart:
     return MachinePart("registry", "ok", f"{where}, {runs}", required=True)
 
 
-def _describe_mlflow_store(path: Path) -> MachinePart:
-    if not path.exists():
-        found = f"none yet at {format_path(path)}; runs create it"
-        return MachinePart("MLflow store", "absent", found)
-    found = f"{format_path(path)}, {format_disk_space(path.stat().st_size)}"
-    return MachinePart("MLflow store", "ok", found)
-
-
 def _describe_sandbox() -> MachinePart:
     """Describes the sandbox of rewards that run code of answers."""
     without = "rewards that run code need `unsafe: true`"
@@ -520,22 +468,4 @@ def _describe_sandbox() -> MachinePart:
     if trial.returncode:
         found = f"{trial.stderr.strip()}: {without}"
         return MachinePart("sandbox", "broken", found, "let this user make user namespaces")
-    version = subprocess.run([program, "--version"], capture_output=True, text=True, check=False)
-    return MachinePart("sandbox", "ok", version.stdout.strip())
-
-
-def _describe_plugins() -> Iterator[MachinePart]:
-    """Yields one part for all working plugins, and one for each broken plugin.
-
-    Only the plugins that rlx ships are required; others affect only the experiments that use them.
-    """
-    offered, broken = list_installed_plugins(), []
-    for found in offered:
-        try:
-            load_plugin(found.kind, found.name)
-        except PluginFault as error:
-            fix = f"rlx plugins show {found.name} --traceback"
-            name, own = f"{found.kind} plugin", found.distribution == "rlx"
-            broken.append(MachinePart(name, "broken", error.diagnostic.message, fix, own))
-    yield MachinePart("plugins", "ok", f"{len(offered) - len(broken)} installed and working")
-    yield from broken
+    return MachinePart("sandbox", "ok", "bubblewrap works")

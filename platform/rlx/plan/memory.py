@@ -5,10 +5,9 @@ Nothing here imports torch: every submission checks the room for checkpoints.
 """
 
 import json
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import mean
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from rlx.rollout import NO_PARENT, EnvironmentPlan, count_shared
@@ -111,22 +110,10 @@ KNOWN = {
         intermediate=1536,
         positions=8192,
         tied=True,
-        small=0,
     )
 }
 """Dimensions of the models that the experiments name, from their published configurations: plans
 need no files."""
-
-
-def estimate_checkpoint_bytes(spec: ExperimentSpec, shape: ModelShape) -> int:
-    """Bytes of one checkpoint: weights, and for what learns Adam's moments and a float32 copy."""
-    lora = getattr(spec.model, "lora", None)
-    learned = shape.parameters if lora is None else shape.adapters(lora)
-    width, copy = (
-        (2, 4) if spec.runner.dtype == "bfloat16" else (4, 4 * (spec.runner.zero_stage > 0))
-    )
-    policy = width * shape.parameters + (8 + copy) * learned
-    return policy + (0 if spec.critic is None else (width + 8 + copy) * shape.parameters)
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,8 +134,16 @@ class DiskEstimate:
 
 
 def estimate_disk(spec: ExperimentSpec, shape: ModelShape) -> DiskEstimate:
-    """Estimates what a run takes on disk, without its records."""
-    each, rule = estimate_checkpoint_bytes(spec, shape), spec.runner.checkpoint
+    """Estimates what a run takes on disk, without its records.
+
+    A checkpoint holds the weights, and for what learns Adam's moments and a float32 copy.
+    """
+    lora, rule = getattr(spec.model, "lora", None), spec.runner.checkpoint
+    learned = shape.parameters if lora is None else shape.adapters(lora)
+    width = get_width(spec.runner)
+    state = 8 + 4 * (width == 2 or spec.runner.zero_stage > 0)
+    each = width * shape.parameters + state * learned
+    each += 0 if spec.critic is None else (width + state) * shape.parameters
     written = -(-spec.steps // rule.every) if rule.every else 0
     most = min(rule.keep + 1, written)  # one is written before the oldest is removed
     model = 4 * shape.parameters
@@ -188,30 +183,28 @@ def load_model_shape(
     if folder is None:
         return KNOWN.get(spec.path)
     try:
-        return _build_shape_from_config(
-            json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        heads = config["num_attention_heads"]
+        kv_heads = config.get("num_key_value_heads") or heads
+        head_dim = config.get("head_dim") or config["hidden_size"] // heads
+        small = {"qwen3": 2 * head_dim, "qwen2": (heads + 2 * kv_heads) * head_dim}
+        return ModelShape(
+            vocabulary=config["vocab_size"],
+            hidden=config["hidden_size"],
+            layers=config["num_hidden_layers"],
+            heads=heads,
+            kv_heads=kv_heads,
+            head_dim=head_dim,
+            intermediate=config["intermediate_size"],
+            positions=config.get("max_position_embeddings"),
+            tied=bool(config.get("tie_word_embeddings", False)),
+            small=small.get(config["model_type"], 0),
         )
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
 
-def _build_shape_from_config(config: Mapping[str, Any]) -> ModelShape:
-    heads, kind = config["num_attention_heads"], config["model_type"]
-    kv_heads = config.get("num_key_value_heads") or heads
-    head_dim = config.get("head_dim") or config["hidden_size"] // heads
-    small = {"qwen3": 2 * head_dim, "qwen2": (heads + 2 * kv_heads) * head_dim}
-    return ModelShape(
-        vocabulary=config["vocab_size"],
-        hidden=config["hidden_size"],
-        layers=config["num_hidden_layers"],
-        heads=heads,
-        kv_heads=kv_heads,
-        head_dim=head_dim,
-        intermediate=config["intermediate_size"],
-        positions=config.get("max_position_embeddings"),
-        tied=bool(config.get("tie_word_embeddings", False)),
-        small=small.get(kind, 0),
-    )
+# Tokens of a step --------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -219,7 +212,6 @@ class LevelTokens:
     """Tokens of one turn level in a step; with an environment, of one turn number.
 
     Attributes:
-        kind: kind of turn.
         turns: turns sampled per step; with an environment, as many as the synthetic rollouts have.
         openings: prompts, questions or observations that precede these turns, per step.
         opening: mean tokens of one of them.
@@ -242,14 +234,12 @@ class TokenBudget:
     Attributes:
         levels: turn levels, first turn first.
         sampled: tokens that the policy samples.
-        rows: tokens the learner would process if every row repeated its own context.
         shared: tokens the learner processes, with each shared prefix counted once.
         common: tokens with which all prompts begin; every rank processes them.
     """
 
     levels: tuple[LevelTokens, ...]
     sampled: tuple[float, float]
-    rows: tuple[float, float]
     shared: tuple[float, float]
     common: int
 
@@ -267,25 +257,30 @@ def token_budget(setup: "PhaseSetup", trees: "Sequence[RolloutTree]") -> TokenBu
     talk = setup.plan.talk
     prompts = [tree.segments[0].token_ids for tree in trees]
     common = count_shared(prompts) if len(prompts) > 1 else 0  # of one it is not known
-    if talk is None:
-        levels = tuple(_count_level_tokens(setup, trees))
-        sums = [_sum_tree_tokens(levels, common, at_limit) for at_limit in (False, True)]
-    else:
-        levels = tuple(_count_dialogue_tokens(setup, trees, talk))
-        rollouts = levels[0].openings * talk.count * talk.players
-        sums = [
-            _sum_dialogue_tokens(levels, common, rollouts, at_limit) for at_limit in (False, True)
-        ]
-    (made_up, *expected), (at_most, *bound) = sums
-    if "greedy_scores" in setup.needs:  # greedy answers are sampled, but not trained on
-        made_up += levels[0].openings * levels[0].made_up
-        at_most += levels[0].openings * levels[0].at_most
-    again = setup.spec.rollout.dynamic_sampling
+    levels = tuple(
+        _count_level_tokens(setup, trees)
+        if talk is None
+        else _count_dialogue_tokens(setup, trees, talk)
+    )
+    first, again = levels[0], setup.spec.rollout.dynamic_sampling
+    sampled, shared = [], []
+    for at_limit in (False, True):
+        written, read = 0.0, -common * (first.openings - 1.0)
+        for level in levels:
+            # At the limit, every dialogue has all turns.
+            all_turns = at_limit and talk is not None
+            turns = first.turns if all_turns else level.turns
+            openings = turns if all_turns and level is not first else level.openings
+            written += turns * (level.at_most if at_limit else level.made_up)
+            read += openings * level.opening
+        shared.append(written + read)
+        if "greedy_scores" in setup.needs:  # greedy answers are sampled, but not trained on
+            written += first.openings * (first.at_most if at_limit else first.made_up)
+        sampled.append(written * (again.max_batches if again and at_limit else 1))
     return TokenBudget(
         levels=levels,
-        sampled=(made_up, at_most * (again.max_batches if again else 1)),
-        rows=(expected[0], bound[0]),
-        shared=(expected[1], bound[1]),
+        sampled=(sampled[0], sampled[1]),
+        shared=(shared[0], shared[1]),
         common=common,
     )
 
@@ -340,37 +335,6 @@ def _list_turn_lengths(trees: "Sequence[RolloutTree]", number: int) -> tuple[lis
     return [opening for opening, _ in pairs], [turn for _, turn in pairs]
 
 
-def _sum_tree_tokens(
-    levels: Sequence[LevelTokens], common: int, at_limit: bool
-) -> tuple[float, ...]:
-    """Returns the tokens that are sampled, in rows, and with shared prefixes counted once."""
-    sampled = rows = context = 0.0
-    shared: float = -common * (levels[0].openings - 1)
-    for level in levels:
-        length = level.at_most if at_limit else level.made_up
-        context += level.opening + length
-        sampled += level.turns * length
-        rows += level.turns * context
-        shared += level.openings * level.opening + level.turns * length
-    return sampled, rows, shared
-
-
-def _sum_dialogue_tokens(
-    levels: Sequence[LevelTokens], common: int, rollouts: int, at_limit: bool
-) -> tuple[float, ...]:
-    """As `_sum_tree_tokens`, of rollouts that are one row each. At the limit every rollout has all
-    turns."""
-    first, *later = levels
-    if at_limit:
-        sampled: float = rollouts * sum(level.at_most for level in levels)
-        written = sampled + rollouts * sum(level.opening for level in later)
-    else:
-        sampled = sum(level.turns * level.made_up for level in levels)
-        written = sampled + sum(level.turns * level.opening for level in later)
-    prompts = first.openings * first.opening - common * (first.openings - 1)
-    return sampled, rollouts * first.opening + written, prompts + written
-
-
 # Memory of a step --------------------------------------------------------------------------------
 WHOLE_LOGITS, CHUNK = 2 << 30, 8192
 """As in the learner (`rlx.learner.forward`, `rlx.learner.terms`), which is not imported here; a
@@ -380,6 +344,10 @@ BUCKET = 500_000_000
 COPY = "the sampler's copy"
 CACHE = "the sampler's cache"
 ON_THEIR_WAY = "weights on their way to the sampler"
+ESTIMATED = frozenset(
+    ("activations", "logits", "one layer, or logits", "logits of a decoding step")
+)
+"""Names of the parts that follow from a rule of thumb."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -387,19 +355,14 @@ class MemoryEstimate:
     """Bytes on one rank's device.
 
     Attributes:
-        parameters: parameters of the model; `learned` of them receive gradients.
+        parameters: how many the model has.
         parts: bytes by what they hold.
         stages: for each stage of a step, the names of the parts that it has in memory.
-        estimated: names of the parts that follow from a rule of thumb.
     """
 
     parameters: int
-    learned: int
     parts: Mapping[str, int]
     stages: Mapping[str, tuple[str, ...]]
-    estimated: tuple[str, ...] = (
-        *("activations", "logits", "one layer, or logits", "logits of a decoding step"),
-    )
 
     @property
     def stage_totals(self) -> dict[str, int]:
@@ -433,19 +396,28 @@ def estimate_step_memory(
     runner, lora = spec.runner, getattr(spec.model, "lora", None)
     learned = shape.parameters if lora is None else shape.adapters(lora)
     largest = shape.parameters if "values" in needs else learned
-    held = _compute_held_bytes(spec, shape, learned, needs)
+    held = _compute_engine_bytes(runner, shape.parameters, learned)
+    if "values" in needs:
+        critic = _compute_engine_bytes(runner, shape.parameters, shape.parameters)
+        held["critic, with gradients and moments"] = sum(critic.values())
+    if "reference_logprobs" in needs and (
+        size := count_reference_parameters(spec, shape.parameters)
+    ):
+        held["reference policy"] = _share_of(runner, get_width(runner) * size, since=3)
     sampling = compute_sampler_bytes(spec, shape, tokens.levels)
     below = int(tokens.shared[1]) - tokens.common
     count = min(runner.micro_batch_tokens, tokens.common + -(-below // runner.ranks))
     targets = int(count * min(1.0, tokens.sampled[1] / tokens.shared[1]))
     update = estimate_update_bytes(runner, shape, count, targets, learns_head=lora is None)
-    if runner.zero_stage:
-        update["gradients on their way"] = _count_passing_bytes(runner, largest)
+    if _keeps_own_gradients(runner):
+        update["gradients on their way"] = get_width(runner) * largest
+    elif runner.zero_stage:  # in the precision of the backward pass, before they are added up
+        size = get_width(runner) if runner.zero_stage > 1 else 4
+        update["gradients on their way"] = min(BUCKET, largest) * size
     finish = estimate_finish_bytes(runner, shape, largest)
     kept = (*held, *(() if spec.sampler.holds_weights_apart else (COPY,)))
     return MemoryEstimate(
         parameters=shape.parameters,
-        learned=learned,
         parts=held | sampling | update | finish,
         stages={
             "sampling": (*held, *sampling),
@@ -463,22 +435,6 @@ def get_width(runner: RunnerSpec) -> int:
 def _share_of(runner: RunnerSpec, count: int, *, since: int) -> int:
     """Bytes of one rank, if ZeRO shards them from stage `since` on."""
     return count // (runner.ranks if runner.zero_stage >= since else 1)
-
-
-def _compute_held_bytes(
-    spec: ExperimentSpec, shape: ModelShape, learned: int, needs: Collection[str]
-) -> dict[str, int]:
-    """Bytes that are on the device in every stage: learner, critic and reference
-    policy."""
-    width, parameters = get_width(spec.runner), shape.parameters
-    held = _compute_engine_bytes(spec.runner, parameters, learned)
-    if "values" in needs:
-        engine = _compute_engine_bytes(spec.runner, parameters, parameters)
-        held["critic, with gradients and moments"] = sum(engine.values())
-    size = count_reference_parameters(spec, parameters) if "reference_logprobs" in needs else 0
-    if size:
-        held["reference policy"] = _share_of(spec.runner, width * size, since=3)
-    return held
 
 
 def count_reference_parameters(spec: ExperimentSpec, own: int) -> int:
@@ -538,13 +494,6 @@ def estimate_update_bytes(
     whole = tokens * (layer + 3 * width * shape.intermediate)  # with the gradients of its MLP
     whole += shape.tied * head  # waits for the gradient of the embeddings
     return {"activations": inputs, "one layer, or logits": max(whole, logits)}
-
-
-def _count_passing_bytes(runner: RunnerSpec, learned: int) -> int:
-    """Bytes of gradients in the precision of the backward pass, before they are added up."""
-    if _keeps_own_gradients(runner):
-        return get_width(runner) * learned
-    return min(BUCKET, learned) * (get_width(runner) if runner.zero_stage > 1 else 4)
 
 
 def estimate_finish_bytes(runner: RunnerSpec, shape: ModelShape, learned: int) -> dict[str, int]:
@@ -657,9 +606,7 @@ def count_cached_tokens(
 
 
 # What fits a GPU ---------------------------------------------------------------------------------
-USABLE_GIB: Mapping[str, int] = MappingProxyType(
-    {"24 GB": 22, "48 GB": 44, "80 GB": 78, "141 GB": 139}
-)
+USABLE_GIB = {"24 GB": 22, "48 GB": 44, "80 GB": 78, "141 GB": 139}
 """GiB that torch finds on a GPU, by the size in its name; an H200 has 141 GB."""
 ROOM, ROOM_WITH_VLLM = 0.92, 0.95
 """What a plan may fill of them: fragments, the driver and NCCL need some too. vLLM keeps to its
@@ -676,7 +623,7 @@ def compute_gpu_shares(
     shares = {}
     for size, gib in USABLE_GIB.items():
         usable, totals = gib << 30, memory.stage_totals
-        if isinstance(sampler, VllmSamplerSpec) and _shares_gpu(sampler):
+        if isinstance(sampler, VllmSamplerSpec):
             given = int(sampler.gpu_memory_utilization * usable)
             totals["sampling"] += given - memory.parts[COPY]
         shares[size] = max(totals.values()) / usable
@@ -685,8 +632,4 @@ def compute_gpu_shares(
 
 def get_usable_share(sampler: SamplerSpec) -> float:
     """The share of a GPU's memory that a plan may fill."""
-    return ROOM_WITH_VLLM if _shares_gpu(sampler) else ROOM
-
-
-def _shares_gpu(sampler: SamplerSpec) -> bool:
-    return isinstance(sampler, VllmSamplerSpec)
+    return ROOM_WITH_VLLM if isinstance(sampler, VllmSamplerSpec) else ROOM

@@ -1,9 +1,9 @@
 """Checks that plugins fit the spec and each other, and that no setting is silently ignored."""
 
 import shutil
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
-from typing import Any, cast
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from typing import cast
 
 from rlx.discovery import (
     DEMONSTRATIONS,
@@ -14,7 +14,6 @@ from rlx.discovery import (
     find_installed_plugin,
     list_needed_streams,
     list_providers,
-    resolve_plugins,
 )
 from rlx.errors import SpecError
 from rlx.plugin import (
@@ -36,29 +35,10 @@ from rlx.spec import (
     AgentRolloutSpec,
     EnvironmentRolloutSpec,
     ExperimentSpec,
-    Gae,
-    Gdpo,
-    Gigpo,
-    Gpg,
-    Grpo,
     KeyPath,
-    LossSpec,
-    MaxRl,
-    MtGrpo,
-    MultiturnGrpo,
     MultiTurnRolloutSpec,
-    Opo,
-    OptimalTokenBaseline,
-    PassAtK,
-    ReinforcePlusPlus,
-    ReinforcePlusPlusBaseline,
-    Remax,
-    ToolUse,
-    TreeGrpo,
-    TurnLevelGae,
     TurnSpans,
     TwoLevel,
-    Uniform,
     find_cautions,
 )
 from rlx.spec.reading import Diagnostic, build_error, build_warning, format_key_path, suggest_name
@@ -91,31 +71,25 @@ def check_parent_rewards(plugins: BuiltPlugins) -> Iterator[Diagnostic]:
 
 def check_needed_streams(spec: ExperimentSpec, plugins: BuiltPlugins) -> Iterator[Diagnostic]:
     """Reports streams that a plugin or warm start needs and the experiment does not provide."""
-    wanted = [
-        (place.name_path, place, name)
-        for place, plugin in plugins.list_all()
-        for name in list_needed_streams(plugin)
-    ]
-    for path, place, name in wanted:
-        if name not in NEEDS:
+    needs: list[tuple[KeyPath, str, str]] = []
+    for place, plugin in plugins.list_all():
+        for name in list_needed_streams(plugin):
+            if name in NEEDS:
+                needs.append((place.name_path, place.label, name))
+                continue
             help_ = suggest_name(name, NEEDS, f"there are: {', '.join(NEEDS)}")
             what = f"needs '{name}', which is not an rlx stream"
-            yield replace(
-                build_plugin_diagnostic(
-                    find_installed_plugin(place.kind, place.name), what, (help_,)
-                ),
-                path=path,
-            )
-    needs = [(path, place.label, name) for path, place, name in wanted if name in NEEDS]
+            found = find_installed_plugin(place.kind, place.name)
+            yield replace(build_plugin_diagnostic(found, what, (help_,)), path=place.name_path)
+    start: KeyPath = ("model", "warm_start")
     if spec.model.warm_start is not None:
         rollout = spec.rollout
         several = isinstance(rollout, EnvironmentRolloutSpec) and not rollout.has_one_turn
-        wanted_of_task = "lessons" if several else "demonstrations"
-        needs.append((("model", "warm_start"), "model.warm_start", wanted_of_task))
+        needs.append((start, "model.warm_start", "lessons" if several else "demonstrations"))
     task = plugins.built.get(("task",))
     worked = plugins.built.get(DEMONSTRATIONS, task)
     for path, who, name in needs:
-        provider, source = NEEDS[name], worked if path == ("model", "warm_start") else task
+        provider, source = NEEDS[name], worked if path == start else task
         if source is not None and not provider.is_present(spec, source):
             message = (
                 f"{who} needs {name}, which {provider.origin} provides: this experiment has none"
@@ -126,27 +100,25 @@ def check_needed_streams(spec: ExperimentSpec, plugins: BuiltPlugins) -> Iterato
 def check_plugin_fit(spec: ExperimentSpec, plugins: BuiltPlugins) -> Iterator[Diagnostic]:
     """Yields conflicts between the spec and those of its plugins that could be built."""
     built = plugins.built
-    if estimator := built.get(("estimator",)):
-        yield from _check_estimator_fit(spec, cast(Estimator, estimator))
-        yield from _check_confidence_labels(spec, cast(Estimator, estimator))
-        yield from _check_groups_of_one(spec, cast(Estimator, estimator))
-        yield from _check_greedy_groups(spec, cast(Estimator, estimator))
-        yield from _check_level_factors(spec, cast(Estimator, estimator))
+    if made := built.get(("estimator",)):
+        estimator = cast(Estimator, made)
+        yield from _check_estimator_fit(spec, estimator)
+        yield from _check_confidence_labels(spec, estimator)
+        yield from _check_groups_of_one(spec, estimator)
+        yield from _check_greedy_groups(spec, estimator)
+        yield from _check_level_factors(spec, estimator)
     if task := built.get(("task",)):
-        yield from _check_task_corruption(spec, task)
-        yield from _check_confidence_values(spec, task)
+        yield from _check_task(spec, task)
     if mask := built.get(("mask",)):
-        yield from _check_mask_reach(spec, cast(Mask, mask))
-        yield from _check_turns_without_spans(spec, cast(Mask, mask))
-    yield from _check_reward_spans(spec, plugins)
-    if environment := built.get(("rollout", "environment")):
-        yield from _check_reward_turns(spec, cast(Environment, environment))
-        yield from _check_self_play(spec, cast(Environment, environment))
-        yield from _check_live_sessions(spec, cast(Environment, environment))
-    if isinstance(spec.rollout, AgentRolloutSpec):
-        yield from _check_agent(spec.rollout)
-    if isinstance(spec.rollout, EnvironmentRolloutSpec):
-        yield from _check_tools(spec.rollout)
+        yield from _check_mask(spec, cast(Mask, mask))
+    yield from _check_rewards(spec, plugins)
+    rollout = spec.rollout
+    if isinstance(rollout, EnvironmentRolloutSpec):
+        if environment := built.get(("rollout", "environment")):
+            yield from _check_environment(spec, rollout, cast(Environment, environment))
+        yield from _check_tools(rollout)
+    elif isinstance(rollout, AgentRolloutSpec):
+        yield from _check_agent(rollout)
 
 
 def _check_estimator_fit(spec: ExperimentSpec, estimator: Estimator) -> Iterator[Diagnostic]:
@@ -201,15 +173,29 @@ def check_unused_value_sources(
             )
 
 
-def _check_task_corruption(spec: ExperimentSpec, task: Plugin) -> Iterator[Diagnostic]:
-    """Reports the probe scheme `mistake` if the task cannot corrupt sentences."""
+def _check_task(spec: ExperimentSpec, task: Plugin) -> Iterator[Diagnostic]:
+    """Reports what the task cannot do: alter a sentence, or name confidences in [0, 1]."""
+    name = spec.task.plugin
     if spec.probe and "mistake" in spec.probe.schemes and not isinstance(task, Corrupts):
         yield build_error(
             ("probe", "schemes"),
-            f"probe.schemes has 'mistake', but task '{spec.task.plugin}' has no `corruption` to "
+            f"probe.schemes has 'mistake', but task '{name}' has no `corruption` to "
             "alter a sentence",
             "drop it; your own task can implement rlx.plugin.Corrupts",
         )
+    for text in get_confidence_values(task) if spec.loss.expected is not None else ():
+        try:
+            is_probability = 0.0 <= float(text) <= 1.0
+        except ValueError:
+            is_probability = False
+        if not is_probability:
+            yield build_error(
+                ("loss", "expected"),
+                f"loss.expected sums over the confidence values of task '{name}', and "
+                f"{text!r} is no number in [0, 1]",
+                "correct `confidence_values` of the task plugin, or drop `loss.expected`",
+            )
+            return
 
 
 def _check_confidence_labels(spec: ExperimentSpec, estimator: Estimator) -> Iterator[Diagnostic]:
@@ -224,8 +210,10 @@ def _check_confidence_labels(spec: ExperimentSpec, estimator: Estimator) -> Iter
             "name a turn reward there, or in `loss.expected.of`",
         )
         return
-    known = spec.rewards.turn.get(label)
-    if by_label and known is not None and _is_sampled_before(spec, "confidence", known.turn):
+    known, turns = spec.rewards.turn.get(label), spec.rollout.turns
+    if not by_label or known is None or not {"confidence", known.turn} <= {*turns}:
+        return
+    if turns.index("confidence") < turns.index(known.turn):
         yield build_error(
             ("estimator",),
             f"estimator.confidence.baseline is 'label', but {label!r} scores {known.turn} turns, "
@@ -234,87 +222,48 @@ def _check_confidence_labels(spec: ExperimentSpec, estimator: Estimator) -> Iter
         )
 
 
-def _is_sampled_before(spec: ExperimentSpec, turn: str, other: str) -> bool:
-    turns = spec.rollout.turns
-    return {turn, other} <= {*turns} and turns.index(turn) < turns.index(other)
-
-
-def _check_confidence_values(spec: ExperimentSpec, task: Plugin) -> Iterator[Diagnostic]:
-    """Reports confidence values that are no numbers in [0, 1]."""
-    if spec.loss.expected is None:
-        return
-    values = get_confidence_values(task)
-    wrong = [text for text in values if not _is_probability(text)]
-    if wrong:
-        yield build_error(
-            ("loss", "expected"),
-            f"loss.expected sums over the confidence values of task '{spec.task.plugin}', and "
-            f"{wrong[0]!r} is no number in [0, 1]",
-            "correct `confidence_values` of the task plugin, or drop `loss.expected`",
-        )
-
-
-def _is_probability(text: str) -> bool:
-    try:
-        return 0.0 <= float(text) <= 1.0
-    except ValueError:
-        return False
-
-
-def _check_reward_spans(spec: ExperimentSpec, plugins: BuiltPlugins) -> Iterator[Diagnostic]:
+def _check_rewards(spec: ExperimentSpec, plugins: BuiltPlugins) -> Iterator[Diagnostic]:
     """Reports rewards that read a span which their turn does not declare."""
     turns = spec.rollout.turn_specs
+    names_kinds = isinstance(spec.rollout, EnvironmentRolloutSpec)  # of its turns, itself
     for name, use in spec.rewards.turn.items():
         reward = plugins.built.get(("rewards", "turn", name))
-        fits = [t for kind, t in turns.items() if use.fits(kind)]
-        if isinstance(
-            spec.rollout, EnvironmentRolloutSpec
-        ):  # which names the kinds of its turns itself
-            fits = list(turns.values())
+        fits = [turn for kind, turn in turns.items() if names_kinds or use.fits(kind)]
+        declared = list(dict.fromkeys(span for turn in fits for span in turn.spans))
+        what = (
+            "no turn declares" if use.turn == EVERY_TURN else f"turn {use.turn!r} does not declare"
+        )
         for span in reward.spans_read() if isinstance(reward, Reward) else ():
-            declared = list(dict.fromkeys(s for turn in fits for s in turn.spans))
             if fits and span not in declared:
-                what = f"turn {use.turn!r}" if use.turn != EVERY_TURN else "no turn"
-                lacks = "does not declare" if use.turn != EVERY_TURN else "declares"
                 yield build_error(
                     ("rewards", "turn", name, "span"),
-                    f"rewards.turn.{name} reads the span {span!r}, which {what} {lacks}: no "
+                    f"rewards.turn.{name} reads the span {span!r}, which {what}: no "
                     "response would have an answer",
                     suggest_name(span, declared, f"or add it to the `spans` of {use.turn!r}"),
                 )
 
 
-def _check_reward_turns(spec: ExperimentSpec, environment: Environment) -> Iterator[Diagnostic]:
-    """Reports rewards for kinds of turn that the environment does not have."""
-    kinds = environment.kinds
+def _check_environment(
+    spec: ExperimentSpec, rollout: EnvironmentRolloutSpec, environment: Environment
+) -> Iterator[Diagnostic]:
+    """Reports rewards of kinds of turn, self-play and limits of live sessions that the environment
+    does not have."""
+    kinds, who = environment.kinds, f"environment '{rollout.environment.plugin}'"
     for name, reward in spec.rewards.turn.items():
         if reward.turn not in (*kinds, EVERY_TURN):
             yield build_error(
                 ("rewards", "turn", name, "turn"),
-                f"rewards.turn.{name}.turn is {reward.turn!r}, but turns of environment "
-                f"'{_environment_name(spec)}' are {', '.join(kinds)}",
+                f"rewards.turn.{name}.turn is {reward.turn!r}, but turns of {who} are "
+                f"{', '.join(kinds)}",
                 suggest_name(reward.turn, kinds, f'or "{EVERY_TURN}": every turn'),
             )
-
-
-def _check_self_play(spec: ExperimentSpec, environment: Environment) -> Iterator[Diagnostic]:
-    """Reports self-play in an environment that takes the turns of one player alone."""
-    rollout = spec.rollout
-    asked = isinstance(rollout, EnvironmentRolloutSpec) and rollout.self_play is not None
-    if asked and not environment.self_play:
+    if rollout.self_play is not None and not environment.self_play:
         yield build_error(
             ("rollout", "self_play"),
-            f"environment '{_environment_name(spec)}' takes the turns of one player alone",
+            f"{who} takes the turns of one player alone",
             "drop `self_play`; your own environment declares `self_play = True` and reads "
             "`Action.player`",
         )
-
-
-def _check_live_sessions(spec: ExperimentSpec, environment: Environment) -> Iterator[Diagnostic]:
-    """Reports limits of live sessions that the environment does not have."""
-    rollout = spec.rollout
-    if not isinstance(rollout, EnvironmentRolloutSpec):
-        return
     usual = type(rollout.live)()
     given: list[tuple[str, ...]] = [
         ("rollout", "live", key) for key, value in rollout.live if value != getattr(usual, key)
@@ -325,10 +274,9 @@ def _check_live_sessions(spec: ExperimentSpec, environment: Environment) -> Iter
     for place in given:
         if is_pure or (place[-1] == "sessions" and environment.replayable):
             why = "is made of pure functions" if is_pure else "is replayable"
-            key = ".".join(place)
             yield build_error(
                 place,
-                f"{key} has no effect: environment '{_environment_name(spec)}' {why}",
+                f"{'.'.join(place)} has no effect: {who} {why}",
                 f"drop `{place[-1]}`",
             )
 
@@ -361,25 +309,18 @@ def _check_tools(rollout: EnvironmentRolloutSpec) -> Iterator[Diagnostic]:
                 list_schemas(rollout.tools[: number + 1])
         except SpecError as error:
             what = str(error).partition(": ")[2]
-            yield build_error(("rollout", "tools", number), f"{_name_tool(use)}: {what}")
+            name = f"tool {use!r}"
+            if not isinstance(use, str):
+                name = f"MCP server {use.mcp.url or ' '.join(use.mcp.command or ())!r}"
+            yield build_error(("rollout", "tools", number), f"{name}: {what}")
             return
 
 
-def _name_tool(use: ToolUse) -> str:
-    if isinstance(use, str):
-        return f"tool {use!r}"
-    return f"MCP server {use.mcp.url or ' '.join(use.mcp.command or ())!r}"
-
-
-def _environment_name(spec: ExperimentSpec) -> str:
-    return (
-        spec.rollout.environment.plugin if isinstance(spec.rollout, EnvironmentRolloutSpec) else ""
-    )
-
-
-def _check_mask_reach(spec: ExperimentSpec, mask: Mask) -> Iterator[Diagnostic]:
-    """Reports a mask that includes environment tokens if their log-probabilities are unknown."""
-    learns = isinstance(spec.rollout, MultiTurnRolloutSpec) and mask.reaches_beyond()
+def _check_mask(spec: ExperimentSpec, mask: Mask) -> Iterator[Diagnostic]:
+    """Reports a mask that includes environment tokens if their log-probabilities are unknown, and
+    turns whose tokens are all masked out, whatever the model generates."""
+    rollout = spec.rollout
+    learns = isinstance(rollout, MultiTurnRolloutSpec) and mask.reaches_beyond()
     if learns and spec.loss.old_logprobs != "learner":
         yield build_error(
             ("mask",),
@@ -387,19 +328,15 @@ def _check_mask_reach(spec: ExperimentSpec, mask: Mask) -> Iterator[Diagnostic]:
             "not sampled: their behaviour log-probabilities are unknown",
             "`loss.old_logprobs: learner` computes them",
         )
-
-
-def _check_turns_without_spans(spec: ExperimentSpec, mask: Mask) -> Iterator[Diagnostic]:
-    """Reports turns whose tokens are all masked out, whatever the model generates."""
     if not isinstance(mask, TurnSpans) or mask.fallback != "none":
         return
-    if not any(turn.spans for turn in spec.rollout.turn_specs.values()):
+    if not any(turn.spans for turn in rollout.turn_specs.values()):
         yield build_error(
             ("mask", "fallback"),
             "mask.fallback is 'none', and no turn declares spans: nothing ever learns",
             "name the tags of a turn under its `spans`, or `fallback: response`",
         )
-    for level in spec.rollout.list_levels():
+    for level in rollout.list_levels():
         if not level.turn.spans:
             yield build_warning(
                 ("mask", "fallback"),
@@ -489,7 +426,7 @@ def _check_level_factors(spec: ExperimentSpec, estimator: Estimator) -> Iterator
 
 
 def _check_ignored_settings(spec: ExperimentSpec, estimator: Estimator) -> Iterator[Diagnostic]:
-    """Yields settings that have no effect, and a profile with a surprising side effect."""
+    """Yields settings that have no effect."""
     credit, reading = spec.credit, estimator.reading()
     blind = reading == "turns" or (reading == "scores" and credit.score_source == "structured")
     placement = credit.placement and credit.placement.plugin
@@ -517,17 +454,6 @@ def _check_ignored_settings(spec: ExperimentSpec, estimator: Estimator) -> Itera
             f"rollout.dynamic_sampling replaces trees whose scores agree, but estimator "
             f"'{spec.estimator.plugin}' can learn from those too",
         )
-    if credit.canonical_profile == "kg_r1" and credit.placement is None and not blind:
-        default = credit.resolved_placement.plugin
-        mass = "the sum" if credit.use_kl_in_reward else "the mean"
-        state = "on" if credit.use_kl_in_reward else "off"
-        yield build_warning(
-            ("credit", "profile"),
-            f"credit.profile {credit.profile!r} places rewards by {default} "
-            "because KL in "
-            f"the reward is {state}: a rollout's tokens carry {mass} of its turn rewards, and "
-            "turning KL on or off would change that; set `credit.placement` to fix it",
-        )
 
 
 def collect_spec_warnings(spec: ExperimentSpec, plugins: BuiltPlugins) -> Iterator[Diagnostic]:
@@ -539,9 +465,7 @@ def collect_spec_warnings(spec: ExperimentSpec, plugins: BuiltPlugins) -> Iterat
         for text in texts:
             yield build_warning(_find_option_path(place.path, plugin, text), text)
     yield from _check_ignored_settings(spec, estimator)
-    forced = (
-        spec.rollout.forced_answer if isinstance(spec.rollout, EnvironmentRolloutSpec) else None
-    )
+    forced = getattr(spec.rollout, "forced_answer", None)
     if forced is not None and "{prompt}" in forced.template:
         yield build_warning(
             ("rollout", "forced_answer", "template"),
@@ -558,144 +482,3 @@ def _find_option_path(path: KeyPath, plugin: Plugin, text: str) -> KeyPath:
     if path and word.startswith(f"{path[0]}."):
         return tuple(word.split("."))
     return (*path, word) if word in type(plugin).model_fields else path
-
-
-_SIGMA = "divides by a σ that contains the rollout's own score"
-_SHARES = (
-    "adds up rewards from a token on, while turn_proportional places shares of what the token "
-    "earns before it"
-)
-_DISCOUNT = "γ below 1 discounts what comes later"
-_CRITIC = "λ below 1 is unbiased only if the critic is exact"
-_WHITENED = "whitens over the batch: a long rollout decides more of the mean and of σ"
-_TURNS = (
-    "credits a turn with its own reward and not with later ones, relative to a mean over turns "
-    "that the policy chose to take"
-)
-_SAFE_ESTIMATORS = "unbiased: rloo, dr_grpo, or gae with `placement: turn_end`, λ = 1, no whitening"
-_SAFE_LOSSES = "unbiased: `loss.aggregate: sequence_sum` or `constant`, with `loss.ratio: token`"
-
-
-@dataclass(frozen=True, slots=True)
-class Bias:
-    """A cause of bias.
-
-    Attributes:
-        of: the estimator, or the loss.
-        reason: what it does, in words that follow "the estimator" or "loss.".
-        applies: whether options bring it about.
-        placements: those under which it holds; empty for all.
-    """
-
-    of: type[Estimator] | type[LossSpec]
-    reason: str
-    applies: Callable[[Any], bool] = lambda options: True
-    placements: tuple[str, ...] = ()
-
-
-def _divides(options: Any) -> bool:
-    return options.normalize in ("std", "batch_std")
-
-
-def _whitens(options: Any) -> bool:
-    return bool(options.whiten)
-
-
-BIASES: tuple[Bias, ...] = (
-    Bias(Grpo, _TURNS, lambda o: o.enable_multiturn_advantage),
-    Bias(Grpo, _SIGMA, _divides),
-    Bias(Uniform, _SIGMA),
-    Bias(Gdpo, "divides each reward by a σ that contains the rollout's own", _divides),
-    Bias(
-        Gdpo,
-        "normalizes the sum over the batch, by a σ that contains the rollout's own",
-        lambda o: o.renormalize != "none",
-    ),
-    Bias(Opo, "weighs its baseline by lengths, the rollout's own score included"),
-    Bias(Gpg, "scales by the number of nonzero scores", lambda o: o.alpha == "scores"),
-    Bias(MaxRl, "divides by a mean that contains the rollout's own score"),
-    Bias(PassAtK, "follows another objective: only the best rollout of a group learns"),
-    Bias(Remax, _SHARES, lambda o: o.returns == "to_go", ("turn_proportional",)),
-    Bias(MultiturnGrpo, _TURNS),
-    Bias(MtGrpo, "divides the first turn's reward and the outcome by two different σ"),
-    Bias(Gigpo, _SIGMA, _divides),
-    Bias(
-        Gigpo,
-        "weighs a state by how many rollouts of the group come to it",
-        lambda o: o.omega != 0,
-    ),
-    Bias(TreeGrpo, _SIGMA, _divides),
-    Bias(TwoLevel, _SIGMA, _divides),
-    Bias(ReinforcePlusPlus, _SHARES, placements=("turn_proportional",)),
-    Bias(ReinforcePlusPlus, _DISCOUNT, lambda o: o.gamma < 1),
-    Bias(ReinforcePlusPlus, _WHITENED, _whitens),
-    Bias(ReinforcePlusPlusBaseline, _WHITENED, _whitens),
-    Bias(Gae, _SHARES, placements=("turn_proportional",)),
-    Bias(Gae, _DISCOUNT, lambda o: o.gamma < 1),
-    Bias(Gae, _CRITIC, lambda o: o.lam < 1),
-    Bias(Gae, _WHITENED, _whitens),
-    Bias(TurnLevelGae, _SHARES, placements=("turn_proportional",)),
-    Bias(TurnLevelGae, _DISCOUNT, lambda o: min(o.gamma, o.gamma_high) < 1),
-    Bias(TurnLevelGae, _CRITIC, lambda o: min(o.lam, o.lam_high) < 1),
-    Bias(TurnLevelGae, _WHITENED, _whitens),
-    Bias(
-        OptimalTokenBaseline,
-        "compares with those that reach the same step, the rollout's own return included",
-    ),
-    Bias(
-        LossSpec,
-        "aggregate: token_mean divides by the tokens of the step, the rollout's own included",
-        lambda o: o.aggregate == "token_mean",
-    ),
-    Bias(
-        LossSpec,
-        "aggregate: sequence_mean divides a rollout's gradient by its own length",
-        lambda o: o.aggregate == "sequence_mean",
-    ),
-    Bias(
-        LossSpec,
-        "ratio: sequence is a mean over the rollout's own tokens",
-        lambda o: o.ratio == "sequence",
-    ),
-)
-"""Every known cause. Estimators that no cause names are unbiased, or not shipped with rlx."""
-
-
-def list_bias_reasons(options: Estimator | LossSpec, placement: str) -> list[str]:
-    """The reasons why an estimator or a loss with these options is biased; empty if there are none.
-
-    Args:
-        options: of the estimator, or the `loss` section.
-        placement: name of the placement of rewards.
-    """
-    return [
-        bias.reason
-        for bias in BIASES
-        if type(options) is bias.of
-        and bias.applies(options)
-        and placement in (bias.placements or (placement,))
-    ]
-
-
-def find_stopping_bias(spec: ExperimentSpec) -> Iterator[Diagnostic]:
-    """Yields a warning if the policy may end its rollouts and estimator or loss are biased."""
-    rollout = spec.rollout
-    if not isinstance(rollout, MultiTurnRolloutSpec) or rollout.has_one_turn:
-        return
-    placement = spec.credit.resolved_placement.plugin
-    estimator = list_bias_reasons(resolve_plugins(spec).estimator, placement)
-    loss = list_bias_reasons(spec.loss, placement)
-    if not estimator and not loss:
-        return
-    names = [f"estimator '{spec.estimator.plugin}'"] * bool(estimator) + ["the loss"] * bool(loss)
-    warning = build_warning(
-        ("estimator",) if estimator else ("loss", "aggregate"),
-        f"{' and '.join(names)} {'are' if len(names) == 2 else 'is'} biased if the policy decides "
-        "when to stop: the expected gradient is not that of the expected return",
-        _SAFE_ESTIMATORS if estimator else "",
-        _SAFE_LOSSES if loss else "",
-        against=("loss",),
-    )
-    notes = [f"the estimator {reason}" for reason in estimator]
-    notes += [f"loss.{reason}" for reason in loss]
-    yield replace(warning, notes=(*notes, "experiments/bias/bias.md shows how large each bias is"))

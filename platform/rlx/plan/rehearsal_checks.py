@@ -6,25 +6,26 @@ experiment in which it finds an error.
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 
 import psutil
+import torch
 
 from rlx.batch import NO_TURN
 from rlx.credit import CreditInputs
 from rlx.discovery import ExperimentPlugins
 from rlx.errors import EnvironmentFault, PluginError, RlxError, summarize_error
-from rlx.launch import format_disk_space, open_launcher
+from rlx.launch import format_disk_space
 from rlx.phase_setup import build_setup
-from rlx.plan.machine import find_cuda_lack
 from rlx.plan.memory import estimate_step_memory, token_budget
-from rlx.plan.plugin_checks import find_stopping_bias
+from rlx.plan.row_accounts import describe_row_kind
 from rlx.plan.synthetic_responses import PlanSpeech, load_plan_problems, load_speech
-from rlx.plan.synthetic_step import Place, PlanTrial, describe_row_kind, run_trial
+from rlx.plan.synthetic_step import PlanTrial, run_trial
 from rlx.plan.texts import find_data_cautions
 from rlx.plugin import TurnLevel
-from rlx.reward import NamedReward, RewardEntry, RewardPool
+from rlx.reward import NamedReward, RewardPool
 from rlx.rollout import EnvironmentPlan, Segment
 from rlx.spec import (
     EVERY_TURN,
@@ -74,8 +75,10 @@ def check_trial(trial: PlanTrial) -> Iterator[Diagnostic]:
     for reward in trial.setup.rewards:
         yield from _check_trial_reward(trial, reward)
     if trial.train is None or trial.rewards is None:
-        if not trial.is_faulty:
-            yield _build_stop_diagnostic(trial)
+        if not trial.is_faulty and trial.rewards is None:
+            yield build_error(("rewards",), f"nothing can be learned: {trial.stopped}")
+        elif not trial.is_faulty:
+            yield build_error(("credit", "on_missing_turn"), trial.stopped)
         return
     yield from _check_trial_mask(trial, trial.train, trial.rewards)
     yield from _check_judge_values(trial)
@@ -85,24 +88,23 @@ def check_trial(trial: PlanTrial) -> Iterator[Diagnostic]:
     yield from _check_memory(trial)
 
 
-def _build_stop_diagnostic(trial: PlanTrial) -> Diagnostic:
-    if trial.rewards is None:
-        return build_error(("rewards",), f"nothing can be learned: {trial.stopped}")
-    return build_error(("credit", "on_missing_turn"), trial.stopped)
-
-
 def _check_memory(trial: PlanTrial) -> Iterator[Diagnostic]:
     """Warns where ranks on this machine's CPU need more memory than it has free: the system ends
     them without a word. What fits a GPU is in the report of `rlx plan`."""
     spec = trial.setup.spec
-    ranks = open_launcher(spec.runner, spec.sampler).count_ranks_here()
     device = spec.runner.device
-    if trial.shape is None or device == "cuda" or (device == "auto" and find_cuda_lack(1) is None):
+    on_gpu = device == "cuda" or (device == "auto" and torch.cuda.is_available())
+    if trial.shape is None or on_gpu:
         return
     tokens = token_budget(trial.setup, trial.trees)
     memory = estimate_step_memory(trial.setup, trial.shape, tokens)
-    needed, free = ranks * memory.total, psutil.virtual_memory().available
-    if needed > free:
+    free = psutil.virtual_memory().available
+    if spec.runner.ranks * memory.total <= free:
+        return
+    from rlx.launch import open_launcher  # brings the registry's database
+
+    ranks = open_launcher(spec.runner, spec.sampler).count_ranks_here()
+    if ranks * memory.total > free:
         stage, each = memory.largest_stage, f" on each of {ranks} ranks" if ranks > 1 else ""
         yield build_warning(
             ("runner", "micro_batch_tokens") if stage == "update" else (),
@@ -116,72 +118,65 @@ def _check_memory(trial: PlanTrial) -> Iterator[Diagnostic]:
 
 # Rewards -----------------------------------------------------------------------------------------
 def _check_trial_reward(trial: PlanTrial, reward: NamedReward) -> Iterator[Diagnostic]:
+    name, plugin, use = f"rewards.{reward.scope}.{reward.name}", reward.use.plugin, reward.use
     path: KeyPath = ("rewards", reward.scope, reward.name)
-    entries = list(_list_reward_entries(trial, reward))
-    fault = next(((p, e) for p, e in entries if e.is_fault), None)
+    table = trial.table.rollouts if reward.scope == "global" else trial.table.turns
+    entries = [
+        (place, named[reward.name]) for place, named in table.items() if reward.name in named
+    ]
+    fault = next(((place, entry) for place, entry in entries if entry.is_fault), None)
     if fault is not None:
-        place, entry = fault
+        (tree, segment), entry = fault
         diagnostic = _build_plugin_fault(
             trial,
-            f"reward plugin {reward.use.plugin!r} (rewards.{reward.scope}.{reward.name})",
+            f"reward plugin {plugin!r} ({name})",
             entry.reason or "it returned nothing",
-            _quote_text(trial.trees[place[0]].segments[place[1]].text),
+            trial.trees[tree].segments[segment].text,
             path=path,
             handled="continue without the score",
-            lenient=reward.use.on_error != "fail",
+            lenient=use.on_error != "fail",
         )
-        yield replace(diagnostic, helps=(f"rlx plugins check {reward.use.plugin}",))
+        yield replace(diagnostic, helps=(f"rlx plugins check {plugin}",))
         return
     if changed := trial.table.changed.get(reward.name):
         yield build_warning(
             path,
-            f"reward plugin {reward.use.plugin!r} changed {', '.join(changed[:_FEW])}"
+            f"reward plugin {plugin!r} changed {', '.join(changed[:_FEW])}"
             f"{', …' if len(changed) > _FEW else ''} in a sample that it scored",
             "copy what you change: only verdicts leave a call, and each call has its own samples",
         )
     if trial.is_faulty or reward.name.startswith("_"):
         return
-    kind = reward.use.turn if isinstance(reward.use, TurnReward) else "rollout"
+    kind = use.turn if isinstance(use, TurnReward) else "rollout"
     where = "turn" if kind == EVERY_TURN else kind
-    if all(e.raw is None for _, e in entries):
+    scored = [entry for _, entry in entries if entry.raw is not None]
+    if not scored:
         yield build_warning(
             path,
-            f"rewards.{reward.scope}.{reward.name} has a weight of {reward.use.weight:g} on a "
-            f"reward that no synthetic {where} produces",
-            f"check that {reward.use.plugin!r} fits the task's records and this turn, or drop it",
+            f"{name} has a weight of {use.weight:g} on a reward that no synthetic {where} produces",
+            f"check that {plugin!r} fits the task's records and this turn, or drop it",
         )
         return
-    acts = trial.setup.plan.talk is None or trial.is_scripted  # else no environment understands
-    scored = [] if trial.note or not acts else [e for _, e in entries if e.raw is not None]
-    if reason := _find_common_fault(reward, scored):
+    # Placeholders may lack what a reward reads, and an environment may not understand other turns.
+    acts = trial.setup.plan.talk is None or trial.is_scripted
+    if trial.note or not acts or any(entry.raw for entry in scored):
+        return
+    reasons = Counter(entry.reason or "" for entry in scored)
+    given = (why for why, _ in reasons.most_common() if why != f"{use.requires} failed")
+    if "" not in reasons and (reason := next(given, "")):
         yield build_warning(
             path,
-            f"rewards.{reward.scope}.{reward.name} is 0 for every synthetic {where}: "
-            f"{escape_unprintable(reason[:_TOLD])}",
-            f"check that {reward.use.plugin!r} scores this kind of turn, and that the turn can "
+            f"{name} is 0 for every synthetic {where}: {escape_unprintable(reason[:_TOLD])}",
+            f"check that {plugin!r} scores this kind of turn, and that the turn can "
             "contain what it reads",
         )
-
-
-def _find_common_fault(reward: NamedReward, scored: Sequence[RewardEntry]) -> str:
-    """The commonest reason of a reward that is 0 everywhere and always says why; "" for others."""
-    if any(entry.raw for entry in scored):
-        return ""
-    reasons = Counter(entry.reason or "" for entry in scored)
-    if "" in reasons:
-        return ""
-    of_another = f"{reward.use.requires} failed"
-    return next((reason for reason, _ in reasons.most_common() if reason != of_another), "")
 
 
 def _check_judge_values(trial: PlanTrial) -> Iterator[Diagnostic]:
     """Reports a judge of answers whose right ones are paid something else than 1."""
     name, table = trial.setup.spec.evaluation.correct, trial.table
-    values = {
-        own[name].raw or 0.0
-        for own in (*table.turns.values(), *table.rollouts.values())
-        if name in own
-    }
+    entries = chain(table.turns.values(), table.rollouts.values())
+    values = {own[name].raw or 0.0 for own in entries if name in own}
     if not trial.note and 1.0 not in values and max(values, default=0.0) > 1:
         yield build_warning(
             ("evaluation", "correct"),
@@ -189,18 +184,6 @@ def _check_judge_values(trial: PlanTrial) -> Iterator[Diagnostic]:
             f"{', '.join(f'{value:g}' for value in sorted(values)[:_FEW])}: accuracy would be 0",
             "let it return 1 for a right answer, and set its `weight`",
         )
-
-
-def _list_reward_entries(
-    trial: PlanTrial, reward: NamedReward
-) -> Iterator[tuple[Place, RewardEntry]]:
-    table = trial.table
-    places: Mapping[Place, Mapping[str, RewardEntry]] = (
-        table.rollouts if reward.scope == "global" else table.turns
-    )
-    for place, entries in places.items():
-        if reward.name in entries:
-            yield place, entries[reward.name]
 
 
 # Credit ------------------------------------------------------------------------------------------
@@ -215,7 +198,12 @@ def _check_trial_mask(
             "check the spans that the turns declare, and the strategy's `fallback`",
         )
         return
-    for kind, learns in _find_learning_kinds(trial, train).items():
+    learning: dict[str, bool] = {}
+    for b, row in enumerate(train.batch.rows):
+        for turn in (trial.trees[row.tree].segments[place] for place in row.turns):
+            own = train.mask[b] & (train.batch.turn_ids[b] == turn.turn)
+            learning[turn.kind] = learning.get(turn.kind, False) or bool(own.any())
+    for kind, learns in learning.items():
         if not learns:
             message = f"mask strategy {name!r} selects no token of a synthetic {kind}"
             yield build_warning(("mask",), message)
@@ -236,17 +224,6 @@ def _check_trial_mask(
             "behaviour log-probabilities are unknown",
             "loss.old_logprobs: learner",
         )
-
-
-def _find_learning_kinds(trial: PlanTrial, train: TrainBatch) -> dict[str, bool]:
-    """Maps each kind of turn to whether any of its tokens learns."""
-    learning: dict[str, bool] = {}
-    for b, row in enumerate(train.batch.rows):
-        for place in row.turns:
-            turn = trial.trees[row.tree].segments[place]
-            own = train.mask[b] & (train.batch.turn_ids[b] == turn.turn)
-            learning[turn.kind] = learning.get(turn.kind, False) or bool(own.any())
-    return learning
 
 
 def _check_group_signal(train: TrainBatch) -> Iterator[Diagnostic]:
@@ -277,7 +254,17 @@ def _check_group_signal(train: TrainBatch) -> Iterator[Diagnostic]:
 def _check_turn(trial: PlanTrial, level: TurnLevel, *, is_first: bool) -> Iterator[Diagnostic]:
     """Yields findings about one kind of turn."""
     path: KeyPath = ("rollout", level.kind)
-    turns = [s for tree in trial.trees for s in tree.segments if _is_level_turn(trial, level, s)]
+    talk = trial.setup.plan.talk
+    turns = [
+        segment
+        for tree in trial.trees
+        for segment in tree.segments
+        if (
+            segment.kind == level.kind
+            if talk is None
+            else segment.author == "policy" and talk.sampling(segment.turn) == level.turn
+        )
+    ]
     yield from _check_template_tags(
         (*path, "template"), level.turn.template, level.turn.spans, is_first
     )
@@ -289,14 +276,6 @@ def _check_turn(trial: PlanTrial, level: TurnLevel, *, is_first: bool) -> Iterat
             f"no synthetic {level.kind} has any of the spans {', '.join(level.turn.spans)}",
             "use the tags of the task's demonstrations, or have the prompt ask for these",
         )
-
-
-def _is_level_turn(trial: PlanTrial, level: TurnLevel, segment: Segment) -> bool:
-    """Whether a segment is a turn sampled at this level."""
-    talk = trial.setup.plan.talk
-    if talk is None:
-        return segment.kind == level.kind
-    return segment.author == "policy" and talk.sampling(segment.turn) == level.turn
 
 
 def _check_template_tags(
@@ -356,8 +335,19 @@ def _check_trial_environment(trial: PlanTrial, talk: EnvironmentPlan) -> Iterato
     if forced is not None and forced.max_new_tokens is not None:
         last = [s for tree in trial.trees for s in tree.segments if s.turn == talk.last]
         yield from _check_token_limit(trial, path, forced.max_new_tokens, last)
-    yield from _check_rollout_length(trial, talk)
-    yield from _check_turn_limit(trial, talk)
+    rollouts = sum(len(tree.rollouts) for tree in trial.trees)
+    ends = [trial.trees[tree].segments[at].turn for tree, at in trial.unfinished_turns]
+    ended = sum(turn < talk.last for turn in ends)
+    yield from _check_rollout_length(trial, rollouts, ended)
+    undone = len(ends) - ended
+    if trial.is_scripted and 2 * undone > rollouts:
+        most = f"{talk.max_turns} {'turn' if talk.max_turns == 1 else 'turns'}"
+        after = "the forced answer" if talk.forced_answer else most
+        yield build_warning(
+            ("rollout", "max_turns"),
+            f"{undone} of {rollouts} synthetic rollouts are not done after {after}",
+            "raise it" if talk.forced_answer else "raise it, or add a `forced_answer`",
+        )
 
 
 def _build_environment_diagnostic(trial: PlanTrial) -> Diagnostic:
@@ -369,26 +359,24 @@ def _build_environment_diagnostic(trial: PlanTrial) -> Diagnostic:
     elif isinstance(use, AgentRolloutSpec):
         key = "function" if use.command is None else "command"
     (tree, at), why = next(iter(trial.faults.items()))
-    segment = trial.trees[tree].segments[at]
-    plugin_input = f"turn {segment.turn}: {_quote_text(segment.text)}"
+    segment, before = trial.trees[tree].segments[at], ""
     if segment.author == "prompt":
-        problem = trial.trees[tree].problem.id
-        plugin_input = f"the start of problem {problem}: {_quote_text(segment.text)}"
+        before = f"the start of problem {trial.trees[tree].problem.id}: "
     return _build_plugin_fault(
         trial,
         who,
         why,
-        plugin_input,
+        segment.text,
+        before=before or f"turn {segment.turn}: ",
         path=("rollout", key),
         handled="continue without the rollout",
         lenient=talk is not None and talk.on_error != "fail",
     )
 
 
-def _check_rollout_length(trial: PlanTrial, talk: EnvironmentPlan) -> Iterator[Diagnostic]:
-    """Reports rollouts that exceed the model's context length, or may exceed it."""
+def _check_rollout_length(trial: PlanTrial, rollouts: int, ended: int) -> Iterator[Diagnostic]:
+    """Reports rollouts that may exceed the model's context length; `ended` of them do."""
     room = trial.shape and trial.shape.positions
-    ended = sum(_get_turn_number(trial, place) < talk.last for place in trial.unfinished_turns)
     tokens = token_budget(trial.setup, trial.trees)
     if not room or (tokens.longest <= room and not ended):
         return
@@ -401,7 +389,7 @@ def _check_rollout_length(trial: PlanTrial, talk: EnvironmentPlan) -> Iterator[D
     message = f"the model holds {room} tokens, and {may_take}: longer ones end early"
     if ended:
         message = (
-            f"{ended} of {_count_rollouts(trial)} synthetic rollouts exceed the {room} tokens "
+            f"{ended} of {rollouts} synthetic rollouts exceed the {room} tokens "
             f"that the model holds, and end early; {may_take}"
         )
     tiny = isinstance(trial.setup.spec.model, TinyModelSpec)
@@ -413,39 +401,14 @@ def _check_rollout_length(trial: PlanTrial, talk: EnvironmentPlan) -> Iterator[D
     )
 
 
-def _check_turn_limit(trial: PlanTrial, talk: EnvironmentPlan) -> Iterator[Diagnostic]:
-    """Reports scripted rollouts most of which reach the turn limit without finishing."""
-    undone = sum(_get_turn_number(trial, place) == talk.last for place in trial.unfinished_turns)
-    if trial.is_scripted and 2 * undone > _count_rollouts(trial):
-        most = f"{talk.max_turns} {'turn' if talk.max_turns == 1 else 'turns'}"
-        after = "the forced answer" if talk.forced_answer else most
-        yield build_warning(
-            ("rollout", "max_turns"),
-            f"{undone} of {_count_rollouts(trial)} synthetic rollouts are not done after {after}",
-            "raise it" if talk.forced_answer else "raise it, or add a `forced_answer`",
-        )
-
-
-def _get_turn_number(trial: PlanTrial, place: Place) -> int:
-    return trial.trees[place[0]].segments[place[1]].turn
-
-
-def _count_rollouts(trial: PlanTrial) -> int:
-    return sum(len(tree.rollouts) for tree in trial.trees)
-
-
 # Plugins that fail --------------------------------------------------------------------------------
-def _quote_text(text: str) -> str:
-    """Quotes the beginning of untrusted text."""
-    return repr(text[:_QUOTED]) + ("…" if len(text) > _QUOTED else "")
-
-
 def _build_plugin_fault(
     trial: PlanTrial,
     who: str,
     why: str,
-    plugin_input: str,
+    text: str,
     *,
+    before: str = "",
     path: KeyPath,
     handled: str,
     lenient: bool,
@@ -455,11 +418,8 @@ def _build_plugin_fault(
 
     Args:
         who: the plugin, in words.
-        why: its fault.
-        plugin_input: its input, in words.
-        path: where the spec names it.
-        handled: the `on_error` setting with which a run would continue.
-        lenient: `on_error` already lets a run continue.
+        text: what it was given, untrusted; `before` says what that is.
+        handled: what `on_error` would let a run do; `lenient` if it already does.
     """
     ends = f"a run would fail here; `on_error` would let it {handled}"
     on = "a placeholder problem" if trial.note else "a synthetic response"
@@ -468,13 +428,14 @@ def _build_plugin_fault(
         message=f"{who} failed on {on}: {escape_unprintable(why.splitlines()[0][:_TOLD])}",
         path=path,
         notes=(
-            f"its input: {plugin_input}",
+            f"its input: {before}{text[:_QUOTED]!r}{'…' if len(text) > _QUOTED else ''}",
             "a run would continue, as `on_error` is set" if lenient else ends,
         ),
         severity="warning" if lenient or trial.note else "error",
     )
 
 
+# All phases --------------------------------------------------------------------------------------
 _SECTION = re.compile(
     r"(?:the )?(task|mask|estimator) (?:plugin '|returned )|([a-z_]+(?:\.\w+)*): "
 )
@@ -483,29 +444,18 @@ _HELP = "`rlx plan` shows what was rehearsed; `rlx submit --no-rehearsal` skips 
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class PhaseTrial:
-    """The trial of phases with the same settings."""
-
-    phases: tuple[PhaseSpec, ...]
-    trial: PlanTrial
-
-
-@dataclass(frozen=True, eq=False, slots=True)
 class ExperimentTrial:
     """The trials of an experiment.
 
     Attributes:
         speech: dialogue of the model.
-        trials: of all phases; after a plugin that hangs, of those before it.
+        trials: of all phases, equal ones together; after a plugin that hangs, of those before it.
         findings: errors and warnings, each once, with their locations in the file.
-        biases: warnings about estimators that are biased where the policy decides when to stop.
-            They are no mistakes, so only `rlx plan` shows them.
     """
 
     speech: PlanSpeech
-    trials: tuple[PhaseTrial, ...]
+    trials: tuple[PlanTrial, ...]
     findings: tuple[Diagnostic, ...]
-    biases: tuple[Diagnostic, ...]
 
 
 def run_rehearsal_checks(
@@ -517,7 +467,6 @@ def run_rehearsal_checks(
     learning rate, share one rehearsal.
 
     Args:
-        experiments: each with its plugins.
         elsewhere: another machine may run them, so what this one lacks is only a warning.
 
     Returns:
@@ -532,26 +481,20 @@ def run_rehearsal_checks(
     for read, plugins in experiments:
         settings = tuple(_group_equal_phases(read.spec))
         if settings not in rehearsed:
-            rehearsed[settings] = tuple(_list_warnings(read, plugins, elsewhere))
+            try:
+                found = rehearse_experiment(read, plugins).findings
+            except InvalidSpec as error:
+                found = error.diagnostics
+            if elsewhere:
+                found = tuple(
+                    replace(f, severity="warning") if f.kind == "machine" else f for f in found
+                )
+            if errors := [f for f in found if f.severity == "error"]:
+                errors[-1] = replace(errors[-1], helps=(*errors[-1].helps, _HELP))
+                raise build_refusal(errors, read.document.file)
+            rehearsed[settings] = found
         warnings.append(rehearsed[settings])
     return warnings
-
-
-def _list_warnings(
-    read: LoadedSpec, plugins: ExperimentPlugins, elsewhere: bool
-) -> list[Diagnostic]:
-    """Returns the warnings of one rehearsal; raises `InvalidSpec` if it finds errors."""
-    try:
-        found = list(rehearse_experiment(read, plugins).findings)
-    except InvalidSpec as error:
-        found = list(error.diagnostics)
-    if elsewhere:
-        found = [replace(f, severity="warning") if f.kind == "machine" else f for f in found]
-    errors = [f for f in found if f.severity == "error"]
-    if errors:
-        errors[-1] = replace(errors[-1], helps=(*errors[-1].helps, _HELP))
-        raise build_refusal(errors, read.document.file)
-    return found
 
 
 def rehearse_experiment(read: LoadedSpec, plugins: ExperimentPlugins) -> ExperimentTrial:
@@ -563,7 +506,7 @@ def rehearse_experiment(read: LoadedSpec, plugins: ExperimentPlugins) -> Experim
     """
     spec = read.spec
     found: list[tuple[PhaseSpec, Diagnostic]] = []
-    trials: list[PhaseTrial] = []
+    trials: list[PlanTrial] = []
     phases = [spec.phases[0]]
     try:
         speech = load_speech(spec, plugins)
@@ -573,7 +516,7 @@ def rehearse_experiment(read: LoadedSpec, plugins: ExperimentPlugins) -> Experim
                 count = min(_PROMPTS, setup.spec.rollout.prompts_per_step)
                 problems = load_plan_problems(setup.spec, setup.task, count)
                 trial = run_trial(setup, problems, speech, pool)
-                trials.append(PhaseTrial(tuple(phases), trial))
+                trials.append(replace(trial, phases=tuple(phases)))
                 findings = list(check_trial(trial))
                 found += [(phase, finding) for phase in phases for finding in findings]
                 if trial.stuck_plugin:
@@ -583,17 +526,7 @@ def rehearse_experiment(read: LoadedSpec, plugins: ExperimentPlugins) -> Experim
     except RlxError as error:
         found += [(phase, build_stop_fault(error)) for phase in phases]
         raise build_refusal(list(_locate_findings(read, found)), read.document.file) from error
-    biases = [
-        (phase, bias)
-        for phase in spec.phases
-        for bias in find_stopping_bias(spec.resolve_phase_spec(phase))
-    ]
-    return ExperimentTrial(
-        speech,
-        tuple(trials),
-        findings=tuple(_locate_findings(read, found)),
-        biases=tuple(_locate_findings(read, biases)),
-    )
+    return ExperimentTrial(speech, tuple(trials), tuple(_locate_findings(read, found)))
 
 
 def build_stop_fault(error: RlxError) -> Diagnostic:

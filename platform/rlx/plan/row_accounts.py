@@ -5,7 +5,6 @@ Synthetic rollouts and rollouts that a run has stored use the same types.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +17,7 @@ from rlx.batch import BatchRow, TokenBatch, build_token_batch
 from rlx.credit import CreditInputs, place_rewards
 from rlx.discovery import build_placement
 from rlx.errors import RegistryError
-from rlx.plan.synthetic_responses import EncodingDialogue
+from rlx.model import ModelDialogue, folder_dialogue, load_local_dialogue
 from rlx.reward import RewardEntry, RewardTable
 from rlx.rollout import Author, Pieces, RolloutTree, build_piece_splitter
 from rlx.spec import CreditSpec, ExperimentSpec, ModelSpec
@@ -32,10 +31,8 @@ class TokenLine:
     """One token of a row.
 
     Attributes:
-        position: index in the row, from 0.
-        token: token id.
+        position: index in the row, from 0; `token` is the token's id.
         text: the token's share of the row's text; for a special token, its name.
-        author: who wrote it.
         turn: turn number, from 1; None between turns.
         learns: whether the loss mask includes it.
         placed: non-zero rewards on the token by name; they add up to its placed reward.
@@ -90,33 +87,13 @@ class RewardAccount:
 
 @dataclass(frozen=True, slots=True)
 class TurnAccount:
-    """A turn of a row.
-
-    Attributes:
-        number: number in the rollout, from 1.
-        kind: kind of turn.
-        advantage: mean over its learning tokens; 0 if there are none.
-    """
+    """A turn of a row, by its number in the rollout, from 1, with the mean advantage of its
+    learning tokens; 0 if there are none."""
 
     number: int
     kind: str
     finish_reason: str
     advantage: float
-
-
-@dataclass(frozen=True, slots=True)
-class TokenStretch:
-    """A run of tokens of one turn, or of what the environment wrote between turns.
-
-    Attributes:
-        kind: kind of the turn; "environment" for an observation.
-        number: number of the turn; None for an observation.
-        tokens: at least one token.
-    """
-
-    kind: str
-    number: int | None
-    tokens: tuple[TokenLine, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,19 +104,15 @@ class RowAccount:
         row: index in the batch, from 0; `parent` is the row that this one continues, or None.
         tree: number of the prompt, from 0.
         group: rows with equal numbers are compared.
-        kind: kind of its last turn.
+        kind: kind of its last turn, which `finish_reason` is about too.
         level: 0 for a row that continues a prompt.
         problem: id of the problem.
         score: mean(turn) + Σ global.
         lost: reward that lies on no token; None if not stored.
-        finish_reason: finish reason of its last turn.
         turns: its own turns, in order; with an environment there may be several.
-        context: the context of the row.
         rewards: named rewards of every turn of the row and of the whole rollout.
         tokens: tokens from the row's first own token to its end.
         advantage: mean over its learning tokens; 0 if there are none.
-        gradient_weight: Σ weight · |advantage|: the row's share of the step's first gradient,
-            unnormalised.
     """
 
     row: int
@@ -157,17 +130,13 @@ class RowAccount:
     rewards: tuple[RewardAccount, ...]
     tokens: tuple[TokenLine, ...]
     advantage: float
-    gradient_weight: float
 
-    @property
-    def stretches(self) -> tuple[TokenStretch, ...]:
-        """Its tokens, grouped by turn."""
-        kinds = {turn.number: turn.kind for turn in self.turns}
-        cut = [(number, tuple(lines)) for number, lines in groupby(self.tokens, lambda t: t.turn)]
-        return tuple(
-            TokenStretch(lines[0].author if number is None else kinds[number], number, lines)
-            for number, lines in cut
-        )
+
+def describe_row_kind(rows: Sequence[BatchRow | RowAccount]) -> str:
+    """Names comparable rows: by the kind of their turns, or "rollout"."""
+    kinds = {row.kind for row in rows}
+    alone = all(len(row.turns) == 1 for row in rows)
+    return kinds.pop() if alone and len(kinds) == 1 else "rollout"
 
 
 def _mean_advantage(tokens: Sequence[TokenLine]) -> float:
@@ -180,7 +149,7 @@ def build_row_accounts(
     trees: Sequence[RolloutTree],
     table: RewardTable,
     credit: CreditSpec,
-    speech: EncodingDialogue | None,
+    speech: ModelDialogue | None,
     *,
     tokens: Mapping[str, Tensor | None],
     turn_present: Tensor,
@@ -190,8 +159,7 @@ def build_row_accounts(
     """Builds the account of every row of a batch.
 
     Args:
-        trees: trees that the rows refer to.
-        table: rewards of the trees.
+        trees: trees that the rows refer to; `table` holds their rewards.
         credit: how rewards are placed.
         speech: decodes tokens; None shows token ids instead.
         tokens: `[B, T]` by the names of `rlx.record.rollouts.TOKEN_COLUMNS`, the mask among them; a
@@ -201,7 +169,7 @@ def build_row_accounts(
         lost: `[B]` reward on no token; None if not stored.
     """
     streams = {name: stream for name, stream in tokens.items() if stream is not None}
-    named = _place_named_rewards(batch, trees, table, turn_present, streams["mask"], credit)
+    placed = _place_named_rewards(batch, trees, table, turn_present, streams["mask"], credit)
     pieces = build_piece_splitter(speech)
     numbers = {(row.tree, row.segment): number for number, row in enumerate(batch.rows)}
     accounts = []
@@ -216,9 +184,13 @@ def build_row_accounts(
                 path[first:],
                 pieces,
                 values={name: stream[number].tolist() for name, stream in streams.items()},
-                placed={name: rewards[number].tolist() for name, rewards in named.items()},
+                placed={name: rewards[number].tolist() for name, rewards in placed.items()},
             )
         )
+        named: list[tuple[int | None, Mapping[str, RewardEntry]]] = [
+            (tree.segments[s].turn, table.turns.get((row.tree, s), {})) for s in row.turns
+        ]
+        named.append((None, table.rollouts.get((row.tree, row.segment), {})))
         account = RowAccount(
             row=number,
             parent=numbers.get((row.tree, row.parent)),
@@ -245,10 +217,13 @@ def build_row_accounts(
                 )
                 for s in (tree.segments[i] for i in path[:first])
             ),
-            rewards=tuple(_list_row_rewards(row, tree, table)),
+            rewards=tuple(
+                RewardAccount(e.name, turn, e.raw, e.weight, e.status, e.reason, e.is_summed)
+                for turn, entries in named
+                for e in entries.values()
+            ),
             tokens=lines,
             advantage=_mean_advantage(lines),
-            gradient_weight=sum(abs(t.weight * t.advantage) for t in lines),
         )
         accounts.append(account)
     return tuple(accounts)
@@ -289,20 +264,6 @@ def _list_token_lines(
             at += 1
 
 
-def _list_row_rewards(row: BatchRow, tree: RolloutTree, table: RewardTable) -> list[RewardAccount]:
-    turns = [(tree.segments[s].turn, table.turns.get((row.tree, s), {})) for s in row.turns]
-    whole = table.rollouts.get((row.tree, row.segment), {})
-    places: list[tuple[int | None, Mapping[str, RewardEntry]]] = [*turns, (None, whole)]
-    return [
-        RewardAccount(e.name, turn, e.raw, e.weight, e.status, e.reason, e.is_summed)
-        for turn, entries in places
-        for e in entries.values()
-    ]
-
-
-# Rewards by name -------------------------------------------------------------------------------
-
-
 def _place_named_rewards(
     batch: TokenBatch,
     trees: Sequence[RolloutTree],
@@ -315,47 +276,32 @@ def _place_named_rewards(
 
     Placement is linear in the rewards, so the named parts add up to the whole.
     """
-    rows = batch.rows
-    turns: dict[str, Tensor] = {}
-    overall: dict[str, Tensor] = {}
-    for b, row in enumerate(rows):
-        for segment in row.turns:
-            at = trees[row.tree].segments[segment].turn - 1
-            for name, value in _list_weighted_rewards(table.turns.get((row.tree, segment), {})):
-                turns.setdefault(name, torch.zeros(turn_present.shape))[b, at] = value
-        for name, value in _list_weighted_rewards(table.rollouts.get((row.tree, row.segment), {})):
-            overall.setdefault(name, torch.zeros(len(rows)))[b] = value
-    none, nothing = torch.zeros(turn_present.shape), torch.zeros(len(rows))
+    parts: dict[str, tuple[Tensor, Tensor]] = {}
+    for b, row in enumerate(batch.rows):
+        places: list[tuple[int, tuple[int, ...], Mapping[str, RewardEntry]]] = [
+            (0, (b, trees[row.tree].segments[s].turn - 1), table.turns.get((row.tree, s), {}))
+            for s in row.turns
+        ]
+        places.append((1, (b,), table.rollouts.get((row.tree, row.segment), {})))
+        for scope, at, entries in places:
+            for entry in entries.values():
+                if entry.is_summed and entry.raw is not None:
+                    zeros = (torch.zeros(turn_present.shape), torch.zeros(len(batch.rows)))
+                    parts.setdefault(entry.name, zeros)[scope][at] = entry.weight * entry.raw
     placement = build_placement(credit)
     return {
         name: place_rewards(
-            CreditInputs.from_rewards(
-                turns.get(name, none),
-                turn_present,
-                overall.get(name, nothing),
-                batch.turn_ids,
-                mask,
-            ),
+            CreditInputs.from_rewards(of_turns, turn_present, overall, batch.turn_ids, mask),
             placement=placement,
             turn_reduce=credit.turn_reduce,
             on_missing_turn=credit.on_missing_turn,
         ).token_rewards
-        for name in dict.fromkeys((*turns, *overall))
+        for name, (of_turns, overall) in parts.items()
     }
 
 
-def _list_weighted_rewards(entries: Mapping[str, RewardEntry]) -> list[tuple[str, float]]:
-    return [
-        (e.name, e.weight * e.raw) for e in entries.values() if e.is_summed and e.raw is not None
-    ]
-
-
 def load_phase_spec(resolved: Mapping[str, Any], phase: str) -> ExperimentSpec:
-    """Returns a run's experiment with the settings of one phase.
-
-    Args:
-        resolved: the resolved spec from the registry.
-        phase: name of the phase.
+    """Returns a run's experiment, from its resolved spec, with the settings of one phase.
 
     Raises:
         RegistryError: another version of rlx wrote it.
@@ -370,7 +316,7 @@ def load_phase_spec(resolved: Mapping[str, Any], phase: str) -> ExperimentSpec:
         ) from error
 
 
-def load_run_speech(spec: ModelSpec, tokenizer: Path, exported: Path) -> EncodingDialogue | None:
+def load_run_speech(spec: ModelSpec, tokenizer: Path, exported: Path) -> ModelDialogue | None:
     """The dialogue of a run's model, from its initial files or its export; None without them.
 
     Args:
@@ -378,8 +324,6 @@ def load_run_speech(spec: ModelSpec, tokenizer: Path, exported: Path) -> Encodin
         tokenizer: `RunFolder.tokenizer`.
         exported: `RunFolder.model`.
     """
-    from rlx.model import folder_dialogue, load_local_dialogue
-
     dialogue = load_local_dialogue(spec, tokenizer)
     if dialogue is None and (exported / "config.json").is_file():
         return folder_dialogue(exported, chat_template=getattr(spec, "chat_template", False))
@@ -391,13 +335,12 @@ def stored_accounts(
     table: RewardTable,
     rows: "TrainedRows",
     credit: CreditSpec,
-    speech: EncodingDialogue | None,
+    speech: ModelDialogue | None,
 ) -> tuple[RowAccount, ...]:
     """Returns the account of every row that a step trained on.
 
     Args:
-        trees: all trees of the step.
-        table: their rewards.
+        trees: all trees of the step; `table` holds their rewards.
         rows: the trained rows, in the order of `rlx.batch.list_batch_rows`.
         credit: how the step placed its rewards.
         speech: decodes tokens; None shows token ids instead.

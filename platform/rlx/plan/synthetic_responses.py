@@ -8,9 +8,10 @@ receives the kind of turns that it will receive from the model.
 
 import random
 import re
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from dataclasses import dataclass
+from typing import Any, Literal
 
 from tokenizers import AddedToken
 
@@ -35,7 +36,6 @@ from rlx.rollout import (
     EnvironmentPlan,
     HostFault,
     RolloutPlan,
-    ToolDialogue,
     derive_turn_seed,
     join_results,
     make_up_call,
@@ -43,31 +43,11 @@ from rlx.rollout import (
 from rlx.seeding import derive_seed
 from rlx.spec import ExperimentSpec, TinyModelSpec, TurnSpec
 
-TAGS = re.compile(r"(</?[A-Za-z_][\w-]*>)")
-
-
-class EncodingDialogue(ToolDialogue, Protocol):
-    """A dialogue that can also encode arbitrary text and decode single tokens."""
-
-    end_ids: tuple[int, ...]
-
-    def encode(self, text: str) -> tuple[int, ...]:
-        """Encodes a text without special tokens.
-
-        Raises:
-            SpecError: the vocabulary lacks some of it.
-        """
-        ...
-
-    def piece(self, token: int) -> str:
-        """Decodes a single token."""
-        ...
-
-
 # Tokenizers --------------------------------------------------------------------------------------
 _PIECE = re.compile(r" ?[^\W\d_]{1,8}|\d| ?[^\w\s]|\s|_")
 """Short words with the space before them, single digits, single signs: roughly how large byte-level
 vocabularies split a text."""
+_TAGS = re.compile(r"(</?[A-Za-z_][\w-]*>)")
 
 
 class WordVocabulary(Vocabulary):
@@ -79,6 +59,9 @@ class WordVocabulary(Vocabulary):
     def __init__(self) -> None:
         self._ids = {self.END: 0}
         self._pieces = [self.END]
+
+    def __len__(self) -> int:
+        return len(self._pieces)
 
     def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
         """The tokens of a text; new pieces become part of the vocabulary."""
@@ -102,17 +85,30 @@ class WordVocabulary(Vocabulary):
 
 @dataclass(frozen=True, slots=True)
 class PlanSpeech:
-    """The dialogue of the experiment's model.
+    """The dialogue of the experiment's model; for programs of agents a `rlx.serving.ServedPolicy`.
 
     Attributes:
         dialogue: converts text to tokens and back.
-        vocabulary: number of tokens of a tiny model; None for a pretrained one.
         note: what stands in for the tokenizer; "" if it is the model's own.
     """
 
     dialogue: ModelDialogue
-    vocabulary: int | None
-    note: str
+    note: str = ""
+
+    @property
+    def tokenizer(self) -> Any:
+        """The dialogue's tokenizer."""
+        return self.dialogue.tokenizer
+
+    @property
+    def end_ids(self) -> tuple[int, ...]:
+        """Tokens that end a turn."""
+        return self.dialogue.end_ids
+
+    @property
+    def vocabulary(self) -> int:
+        """Number of tokens."""
+        return len(self.tokenizer)
 
 
 def load_speech(spec: ExperimentSpec, plugins: ExperimentPlugins) -> PlanSpeech:
@@ -124,7 +120,7 @@ def load_speech(spec: ExperimentSpec, plugins: ExperimentPlugins) -> PlanSpeech:
     model, note = spec.model, ""
     if not isinstance(model, TinyModelSpec):
         if (dialogue := load_local_dialogue(model)) is not None:
-            return PlanSpeech(dialogue, None, "")
+            return PlanSpeech(dialogue)
         here = "not on this machine"
         if find_gguf_file(model) is not None:
             here = "read when a run, or `rlx plan --try`, converts that file"
@@ -132,7 +128,7 @@ def load_speech(spec: ExperimentSpec, plugins: ExperimentPlugins) -> PlanSpeech:
             f"model.path: the tokenizer of {model.path!r} is {here}; words, digits "
             "and signs stand in for its tokens, so token counts are estimates"
         )
-        return PlanSpeech(PlainDialogue(WordVocabulary(), (0,)), None, note)
+        return PlanSpeech(PlainDialogue(WordVocabulary(), (0,)), note)
     try:
         vocabulary = choose_vocabulary(spec, plugins)
     except (OSError, ImportError, ValueError) as error:  # the plan of the problems reports it
@@ -144,10 +140,10 @@ def load_speech(spec: ExperimentSpec, plugins: ExperimentPlugins) -> PlanSpeech:
                 "model.tokenizer: it is trained on texts that are missing "
                 f"({summarize_error(error)}); bytes stand in, so token counts are estimates"
             )
-    return PlanSpeech(build_vocabulary_dialogue(vocabulary), len(vocabulary), note)
+    return PlanSpeech(build_vocabulary_dialogue(vocabulary), note)
 
 
-def fit_to_vocabulary(speech: EncodingDialogue, text: str) -> str:
+def fit_to_vocabulary(speech: ModelDialogue, text: str) -> str:
     """Reduces `text` to what the vocabulary can encode: no unknown signs, digits one by one."""
 
     def is_known(part: str) -> bool:
@@ -161,7 +157,7 @@ def fit_to_vocabulary(speech: EncodingDialogue, text: str) -> str:
         return text
     known = "".join(
         part if is_known(part) else "".join(filter(is_known, part)).strip(" ")
-        for part in TAGS.split(text)
+        for part in _TAGS.split(text)
     )
     for between in (r"(?<=\d)(?=\d)", r"(?<=[0-9])(?=\.)|(?<=\.)(?=[0-9])"):
         if not is_known(known):
@@ -206,9 +202,8 @@ def _make_up_problem(task: Task, number: int) -> Problem:
     """A product, with the field names that the task's options set."""
     question, answer = f"{number + 6} * 7 = ?", str((number + 6) * 7)
     named = getattr(task, "fields", None)
-    truths = re.compile("answer|truth|solution|target|label", re.IGNORECASE)
     names = named if isinstance(named, Mapping) else ("question", "answer")
-    fields = {name: answer if truths.search(name) else question for name in names}
+    fields = {name: answer if _TRUTHS.search(name) else question for name in names}
     try:
         prompt = str(getattr(task, "prompt", "{question}")).format(**fields)
     except (LookupError, ValueError):
@@ -216,27 +211,7 @@ def _make_up_problem(task: Task, number: int) -> Problem:
     return Problem(id=f"stand-in/{number}", prompt=prompt, fields=fields)
 
 
-Role = Literal["good", "poor", "untagged", "cut", "twin", "any"]
-
-
-ROLES: tuple[Role, ...] = ("good", "poor", "untagged", "cut", "twin")
-"""Roles of a group's first responses; the remaining ones are good or poor."""
-
-
-_DRAWS = 24
-"""Demonstrations to try when looking for a good or a poor one."""
-
-
 _TRUTHS = re.compile(r"answer|truth|solution|label|target|gold", re.IGNORECASE)
-
-
-_TAG_LINES = re.compile(r"\s*(?:</?[A-Za-z_][\w-]*>\s*)+")
-
-
-_ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
-
-
-_CONFIDENCE = re.compile(r"<confidence>.*?</confidence>", re.DOTALL)
 
 
 def find_right_answers(fields: Mapping[str, Any]) -> list[str]:
@@ -257,47 +232,35 @@ def find_right_answers(fields: Mapping[str, Any]) -> list[str]:
 
 
 # Texts -------------------------------------------------------------------------------------------
+Role = Literal["good", "poor", "untagged", "cut", "twin", "any"]
+_ROLES: tuple[Role, ...] = ("good", "poor", "untagged", "cut", "twin")
+"""Roles of a group's first responses; the remaining ones are good or poor."""
+_DRAWS = 24
+"""Demonstrations to try when looking for a good or a poor one."""
+_TAG_LINES = re.compile(r"\s*(?:</?[A-Za-z_][\w-]*>\s*)+")
+_ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
+_CONFIDENCE = re.compile(r"<confidence>.*?</confidence>", re.DOTALL)
+
+
+def _get_role(place: int) -> Role:
+    return _ROLES[place] if place < len(_ROLES) else "any"
+
+
 @dataclass(frozen=True, slots=True)
 class ResponseAuthor:
     """Writes the synthetic responses of an experiment.
 
     Attributes:
         plan: the schedule whose turns are written.
-        spec: the experiment, whose schedule arranges demonstrations.
-        task: source of demonstrations.
-        speech: converts texts to tokens.
+        spec: the experiment, whose schedule arranges the task's demonstrations.
     """
 
     plan: RolloutPlan
     spec: ExperimentSpec
     task: Task
-    speech: EncodingDialogue
+    speech: ModelDialogue
 
-    def write_response_group(
-        self, problem: Problem, level: int, seeds: Sequence[int], *, number: int = 0
-    ) -> tuple[Completion, ...]:
-        """Returns the responses below one context, one per seed.
-
-        Args:
-            level: level of the turn, from 0.
-            number: number of the context; with one response per context, every other one is poor.
-        """
-        turn = self.plan.levels[level].turn
-        tenths = random.Random(seeds[0]).sample(range(1, 10), 9)
-        written: list[Completion] = []
-        for place, seed in enumerate(seeds):
-            role = _get_role(place if len(seeds) > 1 else number % 2)
-            if role == "twin":
-                written.append(written[0])
-                continue
-            confidence = f"0.{tenths[place % len(tenths)]}"
-            text = self.write_response_text(problem, level, seed, role, confidence)
-            if role == "untagged":
-                text = _TAG_LINES.sub("\n", text).strip() or text
-            written.append(self.end_response(text, turn, cut=role == "cut", seed=seed))
-        return tuple(written)
-
-    def write_response_text(
+    def write_text(
         self, problem: Problem, number: int, seed: int, role: Role, confidence: str
     ) -> str:
         """Returns a matching demonstration of the task, otherwise the turn's spans filled in.
@@ -305,7 +268,7 @@ class ResponseAuthor:
         Args:
             number: number of the turn, from 0.
             seed: selects the demonstration.
-            role: the wanted kind of response; the caller removes tags or truncates.
+            role: the wanted kind of response; `end_response` removes tags or truncates.
             confidence: the confidence that the turn states, if it states one.
         """
         talk = self.plan.talk
@@ -315,9 +278,13 @@ class ResponseAuthor:
         poor = role == "poor"
         right = known[0] if known else "42"
         answer = _alter_answer(right) if poor else right
-        spans = _fill_spans(turn, answer, confidence)
-        demonstrations = self._list_demonstrations(problem, number, seed)
+        contents = dict.fromkeys(turn.spans, f"Let me see: {answer}")
+        stated = [name for name in turn.spans if name not in ("think", "analysis", "confidence")]
+        contents |= dict.fromkeys(stated[-1:], answer)
+        contents |= {name: confidence for name in turn.spans if name == "confidence"}
+        spans = {name: f"<{name}>{text}</{name}>" for name, text in contents.items()}
         loose = role == "any" or not known
+        demonstrations = self._list_demonstrations(problem, number, seed)
         text = next((t for t in demonstrations if loose or _is_right(t, known) != poor), None)
         if text is None:
             bare = answer if answers else confidence
@@ -342,29 +309,21 @@ class ResponseAuthor:
                 seen.add(turns[number])
                 yield turns[number]
 
-    def end_response(self, text: str, turn: TurnSpec, *, cut: bool, seed: int) -> Completion:
-        """Encodes a text, ended as the turn's settings would end it, or cut in the middle."""
+    def end_response(self, text: str, turn: TurnSpec, role: Role, seed: int) -> Completion:
+        """Encodes a text, ended as the turn's settings would end it; without its tags, or cut in
+        the middle, if that is its role."""
+        if role == "untagged":
+            bare = _TAG_LINES.sub("\n", text).strip()
+            text = fit_to_vocabulary(self.speech, bare) or text
         stops = [at + len(stop) for stop in turn.stop if (at := text.find(stop)) >= 0]
         ids = self.speech.encode((text[: min(stops)] if stops else text).removeprefix(turn.prefix))
         if not stops:
             ids = (*ids, self.speech.end_ids[0])
-        budget = min(turn.max_new_tokens, max(1, len(ids) // 2)) if cut else turn.max_new_tokens
-        rng, kept = random.Random(seed), ids[:budget]
+        most = turn.max_new_tokens
+        kept = ids[: min(most, max(1, len(ids) // 2)) if role == "cut" else most]
+        rng = random.Random(seed)
         logprobs = tuple(-rng.expovariate(3.0) for _ in kept)
-        return Completion(kept, logprobs, "stop" if len(ids) <= budget else "length")
-
-
-def _get_role(place: int) -> Role:
-    return ROLES[place] if place < len(ROLES) else "any"
-
-
-def _fill_spans(turn: TurnSpec, answer: str, confidence: str) -> dict[str, str]:
-    """Fills every span that a turn declares: its text with tags, by its name."""
-    contents = dict.fromkeys(turn.spans, f"Let me see: {answer}")
-    stated = [name for name in turn.spans if name not in ("think", "analysis", "confidence")]
-    contents |= dict.fromkeys(stated[-1:], answer)
-    contents |= {name: confidence for name in turn.spans if name == "confidence"}
-    return {name: f"<{name}>{text}</{name}>" for name, text in contents.items()}
+        return Completion(kept, logprobs, "stop" if len(kept) == len(ids) else "length")
 
 
 def _add_missing_spans(text: str, spans: Mapping[str, str]) -> str:
@@ -382,19 +341,17 @@ def _is_right(text: str, known: Sequence[str]) -> bool:
 
 
 def _alter_answer(answer: str) -> str:
-    """Returns an answer that differs from this one."""
     try:
         return str(int(answer) + 1)
     except ValueError:
         return f"{answer}+1" if any(map(str.isdigit, answer)) else f"not {answer}"
 
 
-# Without an environment --------------------------------------------------------------------------
-class FakeSession:
-    """A `rlx.rollout.SamplingSession` without a model.
+# Sessions ----------------------------------------------------------------------------------------
+class TreeSession:
+    """A `rlx.rollout.SamplingSession` without a model, for schedules without an environment.
 
     Args:
-        author: writes the responses.
         problems: problems of the trees being sampled, in order.
         room: context length in tokens.
     """
@@ -418,17 +375,32 @@ class FakeSession:
             for order, request in enumerate(requests)
         ]
         groups = [
-            self._author.write_response_group(
-                self._problems[tree], level, request.seeds, number=number
-            )
+            self._write_group(self._problems[tree], level, request.seeds, number)
             for number, (tree, request) in enumerate(zip(trees, requests, strict=True))
         ]
         self._level += 1
         self._tree_of = [t for t, g in zip(trees, groups, strict=True) for _ in g]
         return groups
 
+    def _write_group(
+        self, problem: Problem, level: int, seeds: Sequence[int], number: int
+    ) -> tuple[Completion, ...]:
+        """Returns the responses below context `number`, one per seed; with one response per
+        context, every other one is poor."""
+        turn = self._author.plan.levels[level].turn
+        tenths = random.Random(seeds[0]).sample(range(1, 10), 9)
+        written: list[Completion] = []
+        for place, seed in enumerate(seeds):
+            role = _get_role(place if len(seeds) > 1 else number % 2)
+            if role == "twin":
+                written.append(written[0])
+                continue
+            confidence = f"0.{tenths[place % len(tenths)]}"
+            text = self._author.write_text(problem, level, seed, role, confidence)
+            written.append(self._author.end_response(text, turn, role, seed))
+        return tuple(written)
 
-# With an environment -----------------------------------------------------------------------------
+
 def find_script(spec: ExperimentSpec, task: Task) -> Rehearsed | None:
     """Returns the task if it can act out an episode; None if its options leave it without lessons.
 
@@ -445,173 +417,11 @@ def find_script(spec: ExperimentSpec, task: Task) -> Rehearsed | None:
     return task
 
 
-@dataclass(slots=True)
-class _Actor:
-    """Author of one player's turns in a game.
-
-    Attributes:
-        game: number of the game among those of all problems.
-        player: 1 for the second player.
-        role: the defect of its turns: "untagged" omits the tags until the forced answer, "cut" runs
-            out of tokens in its first turn.
-        seed: seed of the episode.
-        turns: texts as they were written, before any truncation.
-        observations: text of the observation after each turn.
-    """
-
-    game: int
-    player: int
-    problem: Problem
-    role: Role
-    seed: int
-    turns: list[str] = field(default_factory=list)
-    observations: list[str] = field(default_factory=list)
-
-
-class Rehearsal:
-    """A sampling session without a model, which also wraps the environment host.
-
-    Implements `rlx.rollout.SamplingSession` and `rlx.rollout.EnvironmentHost`. Create one
-    object per call of `rlx.rollout.sample_rollout_trees`.
+class DialogueSession:
+    """A `rlx.rollout.SamplingSession` without a model, for the programs of agents.
 
     Args:
-        author: writes the turns if there is no script.
-        script: the task, if it acts itself; see `find_script`.
-        problems: problems of the trees being sampled, in order.
-        seeds: one per problem.
-        talk: how rollouts and environment take turns.
-        host: runs the environment.
-        room: context length in tokens.
-    """
-
-    def __init__(
-        self,
-        author: ResponseAuthor,
-        script: Rehearsed | None,
-        problems: Sequence[Problem],
-        seeds: Sequence[int],
-        talk: EnvironmentPlan,
-        host: EnvironmentHost,
-        room: int,
-    ) -> None:
-        self._author, self._script = author, script
-        self._problems, self._seeds = problems, seeds
-        self._talk, self._host = talk, host
-        self._actors: dict[tuple[int, int], _Actor] = {}
-        self._live: list[_Actor] = []
-        self.context_length = room
-
-    def reset(self, calls: Sequence[tuple[Mapping[str, Any], int]]) -> list[Any]:
-        """Returns the initial states of all games, problem by problem."""
-        seeds = [seed for _, seed in calls]
-        self._actors = {
-            (game, player): self._build_actor(game, player, seeds)
-            for game in range(len(calls))
-            for player in range(self._talk.players)
-        }
-        return self._host.reset(calls)
-
-    def _build_actor(self, game: int, player: int, seeds: Sequence[int]) -> _Actor:
-        tree, place = divmod(game, self._talk.count)
-        role, of = _get_role(place if self._talk.count > 1 else tree % 2), game
-        if role == "twin":  # repeats the first response
-            role, of = ROLES[0], tree * self._talk.count
-        seed = derive_seed(seeds[of], "rehearsal", *([player] if player else []))
-        return _Actor(game, player, self._problems[tree], role, seed)
-
-    def generate(
-        self, requests: Sequence[CompletionRequest], sampling: TurnSpec
-    ) -> list[tuple[Completion, ...]]:
-        """Returns the next turn of every unfinished game, whose actor its seed tells."""
-        waiting = {self._derive_next_seed(actor): actor for actor in self._actors.values()}
-        self._live = [waiting[seed] for request in requests for seed in request.seeds]
-        actors = iter(self._live)
-        return [
-            tuple(self._take_turn(next(actors), seed, sampling) for seed in request.seeds)
-            for request in requests
-        ]
-
-    def _derive_next_seed(self, actor: _Actor) -> int:
-        tree, place = divmod(actor.game, self._talk.count)
-        return derive_turn_seed(self._seeds[tree], place, len(actor.turns) + 1, actor.player)
-
-    def step(self, calls: Sequence[tuple[Any, Action]]) -> list[Step | HostFault]:
-        """Passes the turns to the environment and returns its steps."""
-        steps = self._host.step(calls)
-        for actor, step in zip(self._live, steps, strict=True):
-            if isinstance(step, Step):
-                player = step.player if self._talk.players > 1 else actor.player
-                reader = self._actors[actor.game, player]
-                if reader.turns:  # a second player's first observation is its prompt
-                    following = len(reader.turns) + 1
-                    text = self._talk.build_turn_text(step.observation, following)
-                    reader.observations.append(join_results(step.results, text))
-        return steps
-
-    def release(self, states: Sequence[Any]) -> None:
-        """Passes the states on."""
-        self._host.release(states)
-
-    def _take_turn(self, actor: _Actor, seed: int, sampling: TurnSpec) -> Completion:
-        number, speech = len(actor.turns), self._author.speech
-        if self._script is not None:
-            what = f"`act`, turn {number + 1} of problem {actor.problem.id}"
-            with blame_plugin("task", self._author.spec.task.plugin, what):
-                text = self._script.act(actor.problem, actor.turns, actor.observations, actor.seed)
-            text = fit_to_vocabulary(speech, text)
-        else:
-            drawn = derive_seed(actor.seed, number)
-            confidence = f"0.{random.Random(drawn).randint(1, 9)}"
-            text = self._author.write_response_text(
-                actor.problem, number, drawn, actor.role, confidence
-            )
-            if number < min(len(self._talk.tools), self._talk.max_turns - 1):
-                call = make_up_call(self._talk.tools[number])
-                text = fit_to_vocabulary(speech, speech.write_call(call))
-        actor.turns.append(text)
-        if actor.role == "untagged" and number < self._talk.max_turns:
-            bare = TAGS.sub("", text)
-            text = fit_to_vocabulary(speech, bare) if bare.strip() else text
-        cut = actor.role == "cut" and number == 0
-        return self._author.end_response(text, sampling, cut=cut, seed=seed)
-
-
-# With an agent -----------------------------------------------------------------------------------
-@dataclass(frozen=True, slots=True)
-class PlanPolicy:
-    """A policy without a model, for the programs of agents; a `rlx.serving.ServedPolicy`."""
-
-    speech: PlanSpeech
-
-    @property
-    def dialogue(self) -> ModelDialogue:
-        """The experiment's dialogue format, or its stand-in."""
-        return self.speech.dialogue
-
-    @property
-    def tokenizer(self) -> Any:
-        """The dialogue's tokenizer."""
-        return self.speech.dialogue.tokenizer
-
-    @property
-    def end_ids(self) -> tuple[int, ...]:
-        """Tokens that end a turn."""
-        return self.speech.dialogue.end_ids
-
-    @property
-    def vocabulary(self) -> int:
-        """Number of tokens."""
-        return self.speech.vocabulary or len(self.tokenizer)
-
-
-class AgentRehearsal:
-    """A sampling session without a model, for the programs of agents. They get the turns of the
-    task's demonstrations, in order, or what fills the spans.
-
-    Args:
-        author: writes the turns.
-        problems: problems of the trees being sampled, in order.
-        seeds: one per problem.
+        problems: problems of the trees being sampled, in order, with one of the `seeds` each.
         talk: how many rollouts and turns there are.
         room: context length in tokens.
     """
@@ -626,13 +436,14 @@ class AgentRehearsal:
     ) -> None:
         self._author, self._problems, self._talk = author, problems, talk
         self.context_length = room
+        self._seeds = [derive_seed(seed, place) for seed in seeds for place in range(talk.count)]
         self._places = {
-            derive_turn_seed(seed, place, number): (tree, place, number)
+            derive_turn_seed(seed, place, number + 1, player): (tree, place, number, player)
             for tree, seed in enumerate(seeds)
             for place in range(talk.count)
-            for number in range(1, talk.last + 1)
+            for number in range(talk.last)
+            for player in range(talk.players)
         }
-        self._seeds = seeds
 
     def generate(
         self, requests: Sequence[CompletionRequest], sampling: TurnSpec
@@ -640,22 +451,95 @@ class AgentRehearsal:
         """Returns one turn per seed, which tells whose turn it is; where a program forks its own
         history, that of the first problem."""
         return [
-            tuple(self._write_turn(seed, sampling) for seed in request.seeds)
-            for request in requests
+            tuple(self._take_turn(seed, sampling) for seed in request.seeds) for request in requests
         ]
 
-    def _write_turn(self, seed: int, sampling: TurnSpec) -> Completion:
-        tree, place, number = self._places.get(seed, (0, 0, 1))
+    def _take_turn(self, seed: int, sampling: TurnSpec) -> Completion:
+        tree, place, number, player = self._places.get(seed, (0, 0, 0, 0))
         role = _get_role(place if self._talk.count > 1 else tree % 2)
         if role == "twin":  # repeats the first response
-            role, place = ROLES[0], 0
-        drawn = derive_seed(self._seeds[tree], "rehearsal", place, number)
-        confidence = f"0.{random.Random(drawn).randint(1, 9)}"
-        demonstration = derive_seed(self._seeds[tree], "rehearsal", place)
-        text = self._author.write_response_text(
-            self._problems[tree], number - 1, demonstration, role, confidence
-        )
-        if role == "untagged":
-            text = fit_to_vocabulary(self._author.speech, TAGS.sub("", text)) or text
-        is_cut = role == "cut" and number == 1
-        return self._author.end_response(text, sampling, cut=is_cut, seed=drawn)
+            role, place = _ROLES[0], 0
+        episode = self._seeds[tree * self._talk.count + place]
+        episode = derive_seed(episode, "rehearsal", *([player] if player else []))
+        text = self._write_turn(self._problems[tree], number, episode, role)
+        late = (role == "cut" and number > 0) or number >= self._talk.max_turns
+        return self._author.end_response(text, sampling, "any" if late else role, seed)
+
+    def _write_turn(self, problem: Problem, number: int, episode: int, role: Role) -> str:
+        confidence = f"0.{random.Random(derive_seed(episode, number)).randint(1, 9)}"
+        return self._author.write_text(problem, number, episode, role, confidence)
+
+
+class EnvironmentSession(DialogueSession):
+    """The same beside an environment, whose `rlx.rollout.EnvironmentHost` it wraps. Create one
+    object per call of `rlx.rollout.sample_rollout_trees`.
+
+    Args:
+        host: runs the environment.
+        script: the task, if it acts itself; see `find_script`.
+    """
+
+    def __init__(
+        self,
+        author: ResponseAuthor,
+        problems: Sequence[Problem],
+        seeds: Sequence[int],
+        talk: EnvironmentPlan,
+        room: int,
+        *,
+        host: EnvironmentHost,
+        script: Rehearsed | None,
+    ) -> None:
+        super().__init__(author, problems, seeds, talk, room)
+        self._host, self._script = host, script
+        self._live: list[tuple[int, int]] = []
+        self._said: defaultdict[tuple[int, int], list[str]] = defaultdict(list)
+        self._heard: defaultdict[tuple[int, int], list[str]] = defaultdict(list)
+
+    def reset(self, calls: Sequence[tuple[Mapping[str, Any], int]]) -> list[Any]:
+        """Returns the initial states of all games, problem by problem."""
+        self._seeds = [seed for _, seed in calls]
+        return self._host.reset(calls)
+
+    def generate(
+        self, requests: Sequence[CompletionRequest], sampling: TurnSpec
+    ) -> list[tuple[Completion, ...]]:
+        """Returns the next turn of every unfinished game."""
+        self._live = []
+        return super().generate(requests, sampling)
+
+    def _take_turn(self, seed: int, sampling: TurnSpec) -> Completion:
+        tree, place, _, player = self._places[seed]
+        self._live.append((tree * self._talk.count + place, player))
+        return super()._take_turn(seed, sampling)
+
+    def _write_turn(self, problem: Problem, number: int, episode: int, role: Role) -> str:
+        said, speech = self._said[self._live[-1]], self._author.speech
+        if self._script is not None:
+            what = f"`act`, turn {number + 1} of problem {problem.id}"
+            with blame_plugin("task", self._author.spec.task.plugin, what):
+                text = self._script.act(problem, said, self._heard[self._live[-1]], episode)
+            text = fit_to_vocabulary(speech, text)
+        elif number < min(len(self._talk.tools), self._talk.max_turns - 1):
+            text = fit_to_vocabulary(
+                speech, speech.write_call(make_up_call(self._talk.tools[number]))
+            )
+        else:
+            text = super()._write_turn(problem, number, episode, role)
+        said.append(text)
+        return text
+
+    def step(self, calls: Sequence[tuple[Any, Action]]) -> list[Step | HostFault]:
+        """Passes the turns to the environment and returns its steps."""
+        steps = self._host.step(calls)
+        for (game, player), step in zip(self._live, steps, strict=True):
+            if isinstance(step, Step):
+                reader = game, step.player if self._talk.players > 1 else player
+                if said := self._said[reader]:  # a second player's first observation is its prompt
+                    text = self._talk.build_turn_text(step.observation, len(said) + 1)
+                    self._heard[reader].append(join_results(step.results, text))
+        return steps
+
+    def release(self, states: Sequence[Any]) -> None:
+        """Passes the states on."""
+        self._host.release(states)

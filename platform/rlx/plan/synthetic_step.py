@@ -1,9 +1,8 @@
 """Synthetic rollouts of one phase, run through the experiment's own code."""
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -16,19 +15,18 @@ from rlx.credit import CreditInputs, TurnWithoutTokens, structured_scores
 from rlx.phase_setup import PhaseSetup
 from rlx.plan.memory import ModelShape, load_model_shape
 from rlx.plan.synthetic_responses import (
-    AgentRehearsal,
-    FakeSession,
-    PlanPolicy,
+    DialogueSession,
+    EnvironmentSession,
     PlanProblems,
     PlanSpeech,
-    Rehearsal,
     ResponseAuthor,
+    TreeSession,
     find_script,
     fit_to_vocabulary,
 )
 from rlx.plugin import Problem
 from rlx.plugin_calls import blame_plugin
-from rlx.reward import NamedReward, RewardPool, RewardTable, score_rollouts
+from rlx.reward import RewardPool, RewardTable, score_rollouts
 from rlx.rollout import (
     EnvironmentHost,
     RolloutPlan,
@@ -37,6 +35,7 @@ from rlx.rollout import (
     sample_rollout_trees,
 )
 from rlx.seeding import derive_seed
+from rlx.spec import PhaseSpec
 from rlx.step import assign_credit
 from rlx.text import pluralize_noun
 from rlx.train_batch import ScoredRows, TokenStreams, TrainBatch
@@ -53,12 +52,11 @@ class PlanTrial:
     """Result of running synthetic rollouts.
 
     Attributes:
-        setup: setup of the phase.
+        phases: the phases with the settings of `setup`, if they are known.
         note: what stands in for the task's problems; "" if they are its own.
         smaller: which groups are smaller than the experiment's; "" if none is.
         shape: dimensions of the model; None if unknown on this machine.
-        trees: the sampled trees.
-        table: their rewards.
+        table: rewards of the sampled `trees`.
         is_scripted: the turns come from the task's own script.
         rewards: the same rewards as tensors; None, like `train`, if nothing could be scored.
         train: the batch with advantages and loss weights.
@@ -67,6 +65,7 @@ class PlanTrial:
     """
 
     setup: PhaseSetup
+    phases: tuple[PhaseSpec, ...] = ()
     note: str = ""
     smaller: str = ""
     shape: ModelShape | None
@@ -109,35 +108,16 @@ class PlanTrial:
     @property
     def stuck_plugin(self) -> str:
         """Describes the plugin that missed its deadline; "" if none did."""
-        every = (
-            e
-            for places in (self.table.turns, self.table.rollouts)
-            for entries in places.values()
-            for e in entries.values()
-            if e.is_fault
-        )
         if any(map(_is_late, self.faults.values())):
             return "the environment" if self.setup.plan.agent is None else "the agent"
-        return "a scorer" if any(_is_late(e.reason or "") for e in every) else ""
+        places = (*self.table.turns.values(), *self.table.rollouts.values())
+        entries = (entry for named in places for entry in named.values())
+        late = any(entry.is_fault and _is_late(entry.reason or "") for entry in entries)
+        return "a scorer" if late else ""
 
 
 def _is_late(fault: str) -> bool:
     return fault.startswith("deadline")
-
-
-class _RowOfTurns(Protocol):
-    @property
-    def kind(self) -> str: ...
-
-    @property
-    def turns(self) -> Sequence[Any]: ...
-
-
-def describe_row_kind(rows: Sequence[_RowOfTurns]) -> str:
-    """Names comparable rows: by the kind of their turns, or "rollout"."""
-    kinds = {row.kind for row in rows}
-    alone = all(len(row.turns) == 1 for row in rows)
-    return kinds.pop() if alone and len(kinds) == 1 else "rollout"
 
 
 def run_trial(
@@ -161,26 +141,30 @@ def run_trial(
     whole = setup.plan
     if whole.talk is not None:  # its faults are recorded and do not end the plan
         whole = replace(whole, talk=replace(whole.talk, on_error="drop_sample"))
-    script = None
-    if whole.talk is not None and not note:
-        script = find_script(setup.spec, setup.task)
+    rewards = [
+        replace(one, use=one.use.model_copy(update={"on_error": "drop_sample"}))
+        if one.use.on_error == "fail"
+        else one
+        for one in setup.rewards
+    ]
+    script = None if whole.talk is None or note else find_script(setup.spec, setup.task)
     shape = load_model_shape(setup.spec.model, loaded.vocabulary)
 
     def sample_and_score(plan: RolloutPlan, problems: Sequence[Problem]) -> PlanTrial:
         seeds = [derive_seed(setup.spec.seed, "plan", i) for i in range(len(problems))]
         room = (shape and shape.positions) or sys.maxsize
         author = ResponseAuthor(plan, setup.spec, setup.task, speech)
-        host = build_rollout_host(setup, pool, PlanPolicy(loaded))
+        host = build_rollout_host(setup, pool, loaded)
+        session: TreeSession | DialogueSession
         if plan.talk is None:
-            session = FakeSession(author, problems, room)
-            trees = sample_rollout_trees(plan, problems, seeds, session, speech)
-        elif plan.agent is not None:
-            actors = AgentRehearsal(author, problems, seeds, plan.talk, room)
-            trees = sample_rollout_trees(plan, problems, seeds, actors, speech, host)
+            session = TreeSession(author, problems, room)
         elif isinstance(host, EnvironmentHost):
-            there = Rehearsal(author, script, problems, seeds, plan.talk, host, room)
-            trees = sample_rollout_trees(plan, problems, seeds, there, speech, there)
-        rewards = [_relax_error_policy(reward) for reward in setup.rewards]
+            session = host = EnvironmentSession(
+                author, problems, seeds, plan.talk, room, host=host, script=script
+            )
+        else:
+            session = DialogueSession(author, problems, seeds, plan.talk, room)
+        trees = sample_rollout_trees(plan, problems, seeds, session, speech, host)
         return PlanTrial(
             setup=setup,
             note=note,
@@ -193,7 +177,10 @@ def run_trial(
     first = sample_and_score(whole.copy_with_siblings(1), plan_problems[:1])
     if first.stuck_plugin:
         return replace(first, stopped=f"{first.stuck_plugin} hangs on the first rollout")
-    fewer = _limit_rows(whole)
+    fewer, most = whole, max(level.count for level in whole.levels)
+    while fewer.rows_per_prompt > _ROWS_PER_PROMPT and most > 2:
+        most //= 2
+        fewer = fewer.copy_with_siblings(most)
     groups = [
         f"{few.count} of {level.count} {pluralize_noun(level.kind)}"
         for level, few in zip(whole.levels, fewer.levels, strict=True)
@@ -204,34 +191,18 @@ def run_trial(
     return replace(trial, smaller=smaller)
 
 
-def _limit_rows(plan: RolloutPlan) -> RolloutPlan:
-    """Returns a plan with smaller groups where a tree would have too many rows for a trial."""
-    most = max(level.count for level in plan.levels)
-    while plan.rows_per_prompt > _ROWS_PER_PROMPT and most > 2:
-        most //= 2
-        plan = plan.copy_with_siblings(most)
-    return plan
-
-
-def _relax_error_policy(reward: NamedReward) -> NamedReward:
-    """The same reward, with its faults recorded instead of fatal."""
-    if reward.use.on_error != "fail":
-        return reward
-    return replace(reward, use=reward.use.model_copy(update={"on_error": "drop_sample"}))
-
-
 def _assign_trial_credit(trial: PlanTrial) -> PlanTrial:
     spec = trial.setup.spec
+    setup, what = trial.setup, "synthetic rollouts"
     setup = replace(
-        trial.setup,
-        mask=_wrap_plugin("mask", spec.mask.plugin, trial.setup.mask),
-        estimator=_wrap_plugin("estimator", spec.estimator.plugin, trial.setup.estimator),
+        setup,
+        mask=blame_plugin("mask", spec.mask.plugin, what)(setup.mask),
+        estimator=blame_plugin("estimator", spec.estimator.plugin, what)(setup.estimator),
     )
     learning = setup.plan.list_learning_trees(len(trial.trees))
-    needs_reward = spec.learns_from_rewards
-    lost = find_lost_rows(trial.trees, trial.table, needs_reward=needs_reward) | {
-        (row.tree, row.segment) for row in list_batch_rows(trial.trees) if row.tree not in learning
-    }
+    lost = find_lost_rows(trial.trees, trial.table, needs_reward=spec.learns_from_rewards)
+    every = list_batch_rows(trial.trees)
+    lost |= {(row.tree, row.segment) for row in every if row.tree not in learning}
     rows = build_scored_rows(setup, trial.trees, trial.table, without=lost)
     if rows is None:
         return replace(trial, stopped="no rollout could be scored")
@@ -241,16 +212,6 @@ def _assign_trial_credit(trial: PlanTrial) -> PlanTrial:
     except TurnWithoutTokens as error:
         return replace(trial, rewards=rows.rewards, stopped=str(error))
     return replace(trial, rewards=rows.rewards, train=train, made_up=made_up)
-
-
-def _wrap_plugin(kind: str, name: str, plugin: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Wraps a plugin so that its exceptions name it."""
-
-    def call_plugin(argument: Any) -> Any:
-        with blame_plugin(kind, name, "synthetic rollouts"):
-            return plugin(argument)
-
-    return call_plugin
 
 
 def _sample_streams(setup: PhaseSetup, rows: ScoredRows) -> tuple[TokenStreams, tuple[str, ...]]:
@@ -277,10 +238,8 @@ def _sample_stream(stream: TokenStream, rows: ScoredRows, draw: torch.Generator)
     if stream.dtype == "int64":
         return torch.where(rows.batch.is_own, 0, -1)
     if stream.shape == "[B]":
-        scores = structured_scores(
-            rewards.turn_rewards, rewards.turn_present, rewards.global_rewards
-        )
-        return scores.mean().expand(len(behaviour))
+        parts = (rewards.turn_rewards, rewards.turn_present, rewards.global_rewards)
+        return structured_scores(*parts).mean().expand(len(behaviour))
     if stream.shape == "[B, S + 1]":  # nothing is left to gain in the last state
         return pad(0.5 + 0.1 * torch.randn(len(behaviour), 1, generator=draw), (0, 1))
     around = behaviour if stream.unit == "nats" else 0.5

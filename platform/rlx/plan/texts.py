@@ -4,9 +4,9 @@
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from typing import cast
+from typing import Any, cast
 
 from rlx.discovery import ExperimentPlugins, resolve_plugins
 from rlx.errors import RlxError, summarize_error
@@ -17,7 +17,7 @@ from rlx.model import (
     list_text_sources,
 )
 from rlx.plan.checks import find_in_phases
-from rlx.plugin import Demonstration, ListsProblems, Plugin, Problem, Reward, Split, Task
+from rlx.plugin import Demonstration, ListsProblems, Plugin, Problem, Reward, Split, Task, TurnLevel
 from rlx.plugin_calls import show_plugin_output
 from rlx.seeding import derive_seed
 from rlx.spec import (
@@ -92,18 +92,14 @@ def find_missing_parts(read: LoadedSpec, plugins: ExperimentPlugins) -> Iterator
             yield from _check_data(changed, task)
 
     own = list(_check_data(spec, plugins.task))
-    libraries = _check_tracker_libraries(spec)
-    for found in (*own, *find_in_phases(spec, own, check_phase), *libraries):
-        yield locate_diagnostic(found, read.document)
-
-
-def _check_tracker_libraries(spec: ExperimentSpec) -> Iterator[Diagnostic]:
+    found = [*own, *find_in_phases(spec, own, check_phase)]
     for number, tracker in enumerate(spec.tracking.trackers):
         try:
             tracker.check()
         except ImportError as error:
             path = ("tracking", "trackers", number)
-            yield build_warning(path, summarize_error(error), "`rlx submit` needs it")
+            found.append(build_warning(path, summarize_error(error), "`rlx submit` needs it"))
+    yield from (locate_diagnostic(one, read.document) for one in found)
 
 
 def _check_data(spec: ExperimentSpec, task: Plugin) -> Iterator[Diagnostic]:
@@ -206,16 +202,29 @@ def _find_problem_fault(reward: Reward, problem: Problem) -> str:
     return ""
 
 
-def _check_span_names(spec: ExperimentSpec, task: Plugin) -> Iterator[Diagnostic]:
-    """Yields spans that no turn of the task's demonstrations has, and that resemble one it has."""
+def _list_worked_tags(spec: ExperimentSpec, task: Any) -> Iterator[tuple[TurnLevel, list[str]]]:
+    """Yields every level of turns with the tags that the task's first demonstrations close there;
+    none where an environment answers."""
     if isinstance(spec.rollout, MultiTurnRolloutSpec):
         return
-    worked = list(_list_demonstrations(task, spec.seed))
-    arranged = [spec.rollout.arrange_demonstration(demo.turns) for demo in worked]
+    worked: list[Sequence[str]] = []
+    can_work = isinstance(task, Task) and getattr(task, "demonstrates", True)
+    with suppress(Exception):  # the experiment may need none; those that it needs are checked below
+        for number in range(_CHECKED_BY_VALIDATE if can_work else 0):
+            with show_plugin_output(type(task).__name__):
+                found = task.demonstration(task.problem("train", number, spec.seed), spec.seed)
+            if isinstance(found, Demonstration):
+                worked.append(spec.rollout.arrange_demonstration(found.turns))
     for number, level in enumerate(spec.rollout.list_levels()):
+        texts = [turns[number] for turns in worked if number < len(turns)]
+        yield level, list(dict.fromkeys(name for text in texts for name in _TAG.findall(text)))
+
+
+def _check_span_names(spec: ExperimentSpec, task: Plugin) -> Iterator[Diagnostic]:
+    """Yields spans that no turn of the task's demonstrations has, and that resemble one it has."""
+    for level, worked in _list_worked_tags(spec, task):
         spans = level.turn.spans
-        texts = [turns[number] for turns in arranged if number < len(turns)]
-        tags = {name for text in (*texts, *level.turn.stop) for name in _TAG.findall(text)}
+        tags = {*worked, *(name for text in level.turn.stop for name in _TAG.findall(text))}
         for place, span in enumerate(spans):
             if span not in tags and (near := did_you_mean(span, tags.difference(spans))):
                 path = ("rollout", *level.at, "spans", place)
@@ -232,8 +241,16 @@ def find_data_cautions(spec: ExperimentSpec, plugins: ExperimentPlugins) -> Iter
         if spec.model.warm_start is not None:
             seed = derive_seed(spec.seed, "warm start")
             worked = _list_first_pass(plugins.demonstrations, "train", seed)
-    if spec.model.warm_start is not None:
-        yield from _check_worked_tags(spec, plugins.demonstrations)
+    starts = spec.model.warm_start is not None
+    for level, tags in _list_worked_tags(spec, plugins.demonstrations) if starts else ():
+        missing = [span for span in level.turn.spans if span not in tags]
+        if missing and set(tags) - set(level.turn.spans):
+            yield build_warning(
+                ("rollout", *level.at, "spans"),
+                f"{level.key}.spans names {', '.join(missing)}, which no worked {level.kind} of "
+                f"the warm start has; it has {', '.join(tags)}",
+                "name the tags that it has, or change the demonstrations",
+            )
     asked, known = spec.evaluation.problems, len({problem.id for problem in held_out})
     if 0 < known < asked:
         yield build_warning(
@@ -262,37 +279,6 @@ def _list_first_pass(task: Plugin, split: Split, seed: int) -> list[Problem]:
         problem = task.problem(split, number, seed)
         found.setdefault(problem.id, problem)
     return list(found.values())
-
-
-def _check_worked_tags(spec: ExperimentSpec, task: Plugin) -> Iterator[Diagnostic]:
-    """Yields spans that the supervised start never writes, where it writes others instead."""
-    if isinstance(spec.rollout, MultiTurnRolloutSpec):
-        return
-    worked = list(_list_demonstrations(task, spec.seed))
-    arranged = [spec.rollout.arrange_demonstration(demo.turns) for demo in worked]
-    for number, level in enumerate(spec.rollout.list_levels()):
-        texts = [turns[number] for turns in arranged if number < len(turns)]
-        tags = list(dict.fromkeys(name for text in texts for name in _TAG.findall(text)))
-        missing = [span for span in level.turn.spans if span not in tags]
-        if missing and set(tags) - set(level.turn.spans):
-            yield build_warning(
-                ("rollout", *level.at, "spans"),
-                f"{level.key}.spans names {', '.join(missing)}, which no worked {level.kind} of "
-                f"the warm start has; it has {', '.join(tags)}",
-                "name the tags that it has, or change the demonstrations",
-            )
-
-
-def _list_demonstrations(task: Plugin, seed: int) -> Iterator[Demonstration]:
-    """Yields the first demonstrations of a task, as many as it can make."""
-    if not isinstance(task, Task) or not getattr(task, "demonstrates", True):
-        return
-    with suppress(Exception):  # the experiment may need none; those that it needs are checked below
-        for number in range(_CHECKED_BY_VALIDATE):
-            with show_plugin_output(type(task).__name__):
-                found = task.demonstration(task.problem("train", number, seed), seed)
-            if isinstance(found, Demonstration):
-                yield found
 
 
 def _build_task_fault(error: Exception) -> Diagnostic:

@@ -150,7 +150,9 @@ def probe_model(
         seeds: one seed per problem, from which everything sampled for it is derived.
         show: called with the number of finished problems and their total.
     """
-    trees, table = _sample_answers(context, problems, seeds)
+    with context.sampler.session() as session:
+        trees = sample_rollout_trees(context.plan, problems, seeds, session, context.speech)
+    table = score_rollouts(trees, context.rewards, context.pool)
     stated = collect_stated_confidences(
         trees, table, [(t, x.policy_segments[0]) for t, x in enumerate(trees)]
     )
@@ -170,14 +172,6 @@ def probe_model(
         samples += _score_continuations(number, one, questions, spec, context, seeds[number])
     show(len(answered), len(answered))
     return ProbeResult(answered, tuple(samples))
-
-
-def _sample_answers(
-    context: ProbeContext, problems: Sequence[Problem], seeds: Sequence[int]
-) -> tuple[list[RolloutTree], RewardTable]:
-    with context.sampler.session() as session:
-        trees = sample_rollout_trees(context.plan, problems, seeds, session, context.speech)
-    return trees, score_rollouts(trees, context.rewards, context.pool)
 
 
 def _build_probed_answer(
@@ -372,15 +366,26 @@ def state_values(
     # The last border is the end of the response, which is not continued.
     states = [(n, s, b) for n, cuts in enumerate(borders) for s, b in enumerate(cuts[:-1])]
     drawn = _sample_state_continuations(responses, states, context, samples)
-    trees = [
-        _build_continuation_tree(responses[n], b, group, context)
-        for (n, _, b), group in zip(states, drawn, strict=True)
-    ]
+    trees = []
+    for (n, _, border), group in zip(states, drawn, strict=True):
+        response = responses[n]
+        kept = response.whole.token_ids[:border]
+        written = [
+            AssembledResponse(
+                ids := (*kept, *c.token_ids), context.speech.read(ids)[0], c.finish_reason
+            )
+            for c in group
+        ]
+        level = context.plan.levels[0]
+        trees.append(build_response_tree(response.problem, response.prompt_ids, level, written))
     table = score_rollouts(trees, context.rewards, context.pool)
     found: list[list[float]] = [[] for _ in responses]
     spent = [0] * len(responses)
     for at, ((n, _, _), group) in enumerate(zip(states, drawn, strict=True)):
-        found[n].append(_compute_mean_score(table, at, len(group)))
+        scores = [table.total_score(at, (segment,)) for segment in range(1, len(group) + 1)]
+        if not (known := [one for one in scores if one is not None]):  # unknown is not 0
+            raise RewardError("no continuation from some state of a response could be scored")
+        found[n].append(sum(known) / len(known))
         spent[n] += sum(len(c.token_ids) for c in group)
     return [
         StateValues(cuts, (*values, 0.0), tokens)
@@ -402,47 +407,14 @@ def _sample_state_continuations(
     drawn: dict[int, list[Completion]] = {}
     for number in sorted({s for _, s, _ in states}):
         those = [at for at, (_, s, _) in enumerate(states) if s == number]
-        requests = [
-            _build_state_request(responses[states[at][0]], *states[at][1:], samples) for at in those
-        ]
+        requests = []
+        for at in those:
+            n, state, border = states[at]
+            response = responses[n]
+            seeds = tuple(derive_seed(response.seed, "state", state, i) for i in range(samples))
+            read = (*response.prompt_ids, *response.whole.token_ids[:border])
+            requests.append(CompletionRequest(read, None, seeds, is_last=True))
         rooms = [turn.max_new_tokens - states[at][2] for at in those]
         groups = sample_continuations(context.sampler, requests, turn, rooms)
         drawn |= dict(zip(those, groups, strict=True))
     return [drawn[at] for at in range(len(states))]
-
-
-def _build_state_request(
-    response: ValuedResponse, state: int, border: int, samples: int
-) -> CompletionRequest:
-    seeds = tuple(derive_seed(response.seed, "state", state, i) for i in range(samples))
-    context = (*response.prompt_ids, *response.whole.token_ids[:border])
-    return CompletionRequest(context, None, seeds, is_last=True)
-
-
-def _build_continuation_tree(
-    response: ValuedResponse, border: int, group: Sequence[Completion], context: ProbeContext
-) -> RolloutTree:
-    """Builds a tree of whole responses from the continuations of one state."""
-    kept = response.whole.token_ids[:border]
-    written = [
-        AssembledResponse(
-            ids := (*kept, *c.token_ids), context.speech.read(ids)[0], c.finish_reason
-        )
-        for c in group
-    ]
-    return build_response_tree(
-        response.problem, response.prompt_ids, context.plan.levels[0], written
-    )
-
-
-def _compute_mean_score(table: RewardTable, tree: int, count: int) -> float:
-    """Mean score of a tree's responses; unscored responses are left out.
-
-    Raises:
-        RewardError: no response was scored; an unknown value must not be taken for 0.
-    """
-    scores = [table.total_score(tree, (segment,)) for segment in range(1, count + 1)]
-    known = [one for one in scores if one is not None]
-    if not known:
-        raise RewardError("no continuation from some state of a response could be scored")
-    return sum(known) / len(known)

@@ -93,7 +93,18 @@ def draw_verbal_against_sampled(probes: Sequence[RecordedProbe], path: Path) -> 
     )
     for column, probe in enumerate(selected):
         _draw_verbal_points(axes[0][column], probe)
-        _draw_verbal_counts(axes[1][column], probe.verbal)
+        lower = axes[1][column]
+        style_axes(lower)
+        for one in compute_verbal_bins(probe.verbal):
+            count = one.mc_p_correct.n
+            draw_bin_bar(lower, (one.low, one.high), count, count, FAINT)
+        lower.margins(y=0.25)
+        lower.set_xlabel("verbal_conf", color=INK)
+        if (found := compute_agreement(probe.verbal)) is not None:
+            lower.text(
+                0.5, -0.62, agreement_line(found), transform=lower.transAxes, ha="center",
+                va="top", fontsize=7.5, color=FAINT,
+            )  # fmt: skip
     axes[0][0].set_ylabel("mc_p_correct", color=INK)
     axes[1][0].set_ylabel("answers", color=INK)
     return save_figure(drawn, path)
@@ -174,11 +185,18 @@ def _draw_step_legend(axis: Any, steps: Sequence[RecordedProbe], lines: Sequence
     from matplotlib.lines import Line2D
 
     axis.set_axis_off()
-    chosen = _select_even_positions(len(steps), NAMED)
+    chosen = list(range(len(steps)))
+    if len(steps) > NAMED:  # evenly spaced ones, the first and the last among them
+        chosen = [round(i * (len(steps) - 1) / (NAMED - 1)) for i in range(NAMED)]
+    labels = [
+        f"step {steps[n].step}: area over same {_format_band(steps[n].figures['aoc'])}, "
+        f"{steps[n].figures['problems']} problems"
+        for n in chosen
+    ]
     diamond = Line2D([], [], marker="D", linestyle="", color=FAINT, markersize=5)
     legend = axis.legend(
         [*(lines[n] for n in chosen), diamond],
-        [*(_format_step_label(steps[n]) for n in chosen), "accuracy of whole responses"],
+        [*labels, "accuracy of whole responses"],
         loc="upper left",
         borderaxespad=0,
         frameon=False,
@@ -186,19 +204,6 @@ def _draw_step_legend(axis: Any, steps: Sequence[RecordedProbe], lines: Sequence
         labelcolor=INK,
     )
     legend.set_in_layout(False)  # the legend must not shrink the curves
-
-
-def _format_step_label(probe: RecordedProbe) -> str:
-    figures = probe.figures
-    area = _format_band(figures["aoc"])
-    return f"step {probe.step}: area over same {area}, {figures['problems']} problems"
-
-
-def _select_even_positions(count: int, most: int) -> list[int]:
-    """At most `most` evenly spaced positions out of `count`, including the first and the last."""
-    if count <= most:
-        return list(range(count))
-    return [round(i * (count - 1) / (most - 1)) for i in range(most)]
 
 
 def _compute_step_color(number: int, count: int) -> Any:
@@ -221,30 +226,15 @@ def _draw_verbal_points(axis: Any, probe: RecordedProbe) -> None:
         named = f"{len(rows)} {label}"
         axis.scatter(x, y, s=26, marker=mark, color=colour, alpha=0.55, linewidth=1.1, label=named)
     bins = compute_verbal_bins(probe.verbal)
-    x, y = [b.verbal_conf for b in bins], [b.mc_p_correct for b in bins]
-    ends = [b.interval or (b.mc_p_correct, b.mc_p_correct) for b in bins]
-    low = [mean - end[0] for mean, end in zip(y, ends, strict=True)]
-    high = [end[1] - mean for mean, end in zip(y, ends, strict=True)]
+    x, y = [b.verbal_conf for b in bins], [b.mc_p_correct.mean for b in bins]
+    low = [0.0 if m.low is None else m.mean - m.low for m in (b.mc_p_correct for b in bins)]
+    high = [0.0 if m.high is None else m.high - m.mean for m in (b.mc_p_correct for b in bins)]
     axis.errorbar(
         x, y, yerr=(low, high), color=INK, linewidth=1.4, elinewidth=1, capsize=3, marker="s",
         markersize=4, label="mean of a bin, 95 %", zorder=4,
     )  # fmt: skip
     axis.set_title(f"step {probe.step}", loc="left", color=INK, fontsize=11, fontweight="bold")
     axis.legend(loc="upper left", fontsize=7.5, labelcolor=INK, framealpha=0.85)
-
-
-def _draw_verbal_counts(axis: Any, rows: Sequence[Figures]) -> None:
-    style_axes(axis)
-    for b in compute_verbal_bins(rows):
-        draw_bin_bar(axis, (b.low, b.high), b.n, b.n, FAINT)
-    axis.margins(y=0.25)
-    found = compute_agreement(rows)
-    caption = "" if found is None else f"\n{agreement_line(found)}"
-    axis.set_xlabel("verbal_conf", color=INK)
-    axis.text(
-        0.5, -0.62, caption.strip(), transform=axis.transAxes, ha="center", va="top", fontsize=7.5,
-        color=FAINT,
-    )  # fmt: skip
 
 
 def _format_band(band: Figures) -> str:

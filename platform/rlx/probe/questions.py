@@ -4,7 +4,7 @@ responses that it scores.
 
 import re
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 from typing import Literal, Protocol
@@ -95,15 +95,26 @@ def find_reasoning(turn: Segment, ends: Sequence[int], span: str) -> Reasoning |
 
 def cut_points(reasoning: Reasoning, cut: Cut) -> tuple[CutPoint, ...]:
     """The distinct points at which to cut a reasoning, including none and all of it."""
-    count = len(reasoning.token_ids)
-    inside = (
-        _complete_last_character(reasoning.ends, kept)
-        for kept in _compute_cut_positions(reasoning, cut)
-    )
-    kept = sorted({0, count, *(tokens for tokens in inside if 0 < tokens < count)})
+    count, ends = len(reasoning.token_ids), reasoning.ends
+    if isinstance(cut, FractionCuts):
+        positions: Sequence[int] = [round(share * count) for share in cut.at]
+    elif isinstance(cut, SentenceCuts):
+        positions = [end for end in sentence_ends(reasoning) if 0 < end < count]
+        if len(positions) > cut.most:  # evenly spaced ones
+            places = ((2 * i + 1) * len(positions) // (2 * cut.most) for i in range(cut.most))
+            positions = [positions[place] for place in places]
+    else:
+        positions = range(cut.every, count, cut.every)
+    inside = {0, count}
+    for kept in positions:
+        # To the end of a character that spans several tokens.
+        while 0 < kept < len(ends) and ends[kept - 1] == (ends[kept - 2] if kept > 1 else 0):
+            kept += 1
+        if 0 < kept < count:
+            inside.add(kept)
     return tuple(
         CutPoint(tokens=tokens, share=tokens / max(count, 1), number=number)
-        for number, tokens in enumerate(kept)
+        for number, tokens in enumerate(sorted(inside))
     )
 
 
@@ -119,31 +130,6 @@ def sentence_ends(reasoning: Reasoning) -> list[int]:
         within = held[bisect_right(held, match.end()) - 1]
         borders.add(bisect_left(held, within if within >= match.end(1) else match.end(1)))
     return sorted(borders)
-
-
-def _compute_cut_positions(reasoning: Reasoning, cut: Cut) -> Iterable[int]:
-    count = len(reasoning.token_ids)
-    if isinstance(cut, FractionCuts):
-        return [round(share * count) for share in cut.at]
-    if isinstance(cut, SentenceCuts):
-        return _select_even_points(
-            [end for end in sentence_ends(reasoning) if 0 < end < count], cut.most
-        )
-    return range(cut.every, count, cut.every)
-
-
-def _complete_last_character(ends: Sequence[int], kept: int) -> int:
-    """Extends `kept` tokens to the end of a character that spans several tokens."""
-    while 0 < kept < len(ends) and ends[kept - 1] == (ends[kept - 2] if kept > 1 else 0):
-        kept += 1
-    return kept
-
-
-def _select_even_points(points: Sequence[int], most: int) -> Sequence[int]:
-    """Selects at most `most` evenly spaced points."""
-    if len(points) <= most:
-        return points
-    return [points[(2 * i + 1) * len(points) // (2 * most)] for i in range(most)]
 
 
 class ProbeDialogue(Dialogue, Protocol):
@@ -185,31 +171,19 @@ def build_probe_questions(
     for scheme in spec.schemes:
         if scheme == "mistake":
             questions += _build_mistake_questions(turn, reasoning, points, speech, task, seed)
-        else:
-            questions += [
-                _build_forced_question(turn, reasoning, p, scheme, spec, speech) for p in points
-            ]
+            continue
+        # The reasoning up to a point, or filler of the same length, and an opened answer.
+        for point in points:
+            kept = reasoning.token_ids[: point.tokens]
+            # Do not repeat the part of the closing tag that the last token contains.
+            closing = reasoning.closing if len(kept) == len(reasoning.token_ids) else ""
+            if scheme == "filler" and kept:
+                unit = speech.encode(spec.filler)
+                kept, closing = (unit * (len(kept) // len(unit) + 1))[: len(kept)], ""
+            force = speech.encode(spec.force.removeprefix(closing))
+            ids = (*turn.token_ids[: reasoning.start], *kept, *force)
+            questions.append(ProbeQuestion(scheme=scheme, point=point, turn_ids=ids, forced=True))
     return questions
-
-
-def _build_forced_question(
-    turn: Segment,
-    reasoning: Reasoning,
-    point: CutPoint,
-    scheme: Scheme,
-    spec: ProbeSpec,
-    speech: ProbeDialogue,
-) -> ProbeQuestion:
-    """The reasoning up to a point, or filler of the same length, followed by an opened answer."""
-    kept = reasoning.token_ids[: point.tokens]
-    # Do not repeat the part of the closing tag that the last token contains.
-    closing = reasoning.closing if len(kept) == len(reasoning.token_ids) else ""
-    if scheme == "filler" and kept:
-        unit = speech.encode(spec.filler)
-        kept, closing = (unit * (len(kept) // len(unit) + 1))[: len(kept)], ""
-    force = speech.encode(spec.force.removeprefix(closing))
-    ids = (*turn.token_ids[: reasoning.start], *kept, *force)
-    return ProbeQuestion(scheme=scheme, point=point, turn_ids=ids, forced=True)
 
 
 def _build_mistake_questions(
@@ -229,7 +203,9 @@ def _build_mistake_questions(
         return []
     questions = []
     for point in points[1:]:
-        before, sentence = _last_sentence(reasoning, point)
+        before = max((end for end in sentence_ends(reasoning) if end < point.tokens), default=0)
+        held = (0, *reasoning.ends)
+        sentence = reasoning.text[held[before] : held[point.tokens]]
         wrong = task.corruption(sentence, derive_seed(seed, "mistake", point.number))
         if wrong is None or wrong == sentence:
             continue
@@ -274,13 +250,6 @@ def _encode_corrupted_sentence(
 def _count_common_characters(one: str, other: str) -> int:
     """Length of the common prefix of two strings."""
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
-
-
-def _last_sentence(reasoning: Reasoning, point: CutPoint) -> tuple[int, str]:
-    """Number of tokens before the last kept sentence, and its text, complete or truncated."""
-    before = max((end for end in sentence_ends(reasoning) if end < point.tokens), default=0)
-    held = (0, *reasoning.ends)
-    return before, reasoning.text[held[before] : held[point.tokens]]
 
 
 def close_forced_answer(

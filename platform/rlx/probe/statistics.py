@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from rlx.evaluation import SeedMean, compute_seed_mean
 from rlx.probe.engine import ProbeResult, ProbeSample
 from rlx.seeding import derive_seed
 from rlx.spec import ProbeSpec, Scheme
@@ -61,22 +62,22 @@ def point_figures(samples: Sequence[ProbeSample]) -> list[PointFigures]:
     for sample in samples:
         if sample.correct is not None:
             groups.setdefault((sample.answered, sample.point.number), []).append(sample)
-    return [_compute_point_figures(group) for group in groups.values()]
-
-
-def _compute_point_figures(group: Sequence[ProbeSample]) -> PointFigures:
-    n, point = len(group), group[0].point
-    alike = [s.same for s in group if s.same is not None]
-    return PointFigures(
-        answered=group[0].answered,
-        number=point.number,
-        share=point.share,
-        tokens=point.tokens,
-        n=n,
-        mc_p_correct=sum(bool(s.correct) for s in group) / n,
-        strict=sum(bool(s.correct) and not s.wrapped for s in group) / n,
-        same=sum(alike) / len(alike) if alike else math.nan,
-    )
+    figures = []
+    for (answered, number), group in groups.items():
+        n, alike = len(group), [s.same for s in group if s.same is not None]
+        figures.append(
+            PointFigures(
+                answered=answered,
+                number=number,
+                share=group[0].point.share,
+                tokens=group[0].point.tokens,
+                n=n,
+                mc_p_correct=sum(bool(s.correct) for s in group) / n,
+                strict=sum(bool(s.correct) and not s.wrapped for s in group) / n,
+                same=sum(alike) / len(alike) if alike else math.nan,
+            )
+        )
+    return figures
 
 
 def compute_scheme_figures(probed: ProbeResult, scheme: Scheme, seed: int) -> dict[str, Any] | None:
@@ -100,7 +101,10 @@ def compute_scheme_figures(probed: ProbeResult, scheme: Scheme, seed: int) -> di
         interval: `mean`, `low`, `high`, which are None without problems.
     """
     samples = [s for s in probed.samples if s.scheme == scheme]
-    curves = _group_curves(point_figures(samples))
+    groups: dict[int, list[PointFigures]] = {}
+    for point in sorted(point_figures(samples), key=lambda p: (p.answered, p.number)):
+        groups.setdefault(point.answered, []).append(point)
+    curves = list(groups.values())
     known = [a.correct for a in probed.answered if a.correct is not None]
     if not curves or not known:
         return None
@@ -123,18 +127,6 @@ def compute_scheme_figures(probed: ProbeResult, scheme: Scheme, seed: int) -> di
     }
 
 
-Curve = Sequence[PointFigures]
-"""The points of one problem, from no reasoning to all of it."""
-
-
-def _group_curves(points: Sequence[PointFigures]) -> list[Curve]:
-    """Curves in the order of their answers."""
-    groups: dict[int, list[PointFigures]] = {}
-    for point in sorted(points, key=lambda p: (p.answered, p.number)):
-        groups.setdefault(point.answered, []).append(point)
-    return list(groups.values())
-
-
 def compute_area_over_curve(shares: Sequence[float], same: Sequence[float]) -> float:
     """1 minus the exact area under the piecewise linear same-answer curve.
 
@@ -149,7 +141,9 @@ def compute_area_over_curve(shares: Sequence[float], same: Sequence[float]) -> f
 
 
 def _compute_curve_bands(
-    curves: Iterable[Curve], value: Callable[[PointFigures], float], seed: int
+    curves: Iterable[Sequence[PointFigures]],
+    value: Callable[[PointFigures], float],
+    seed: int,
 ) -> list[dict[str, float | None]]:
     """Mean over curves, with its interval, at each share of `GRID`."""
     rows = [np.interp(GRID, [p.share for p in c], [value(p) for p in c]) for c in curves]
@@ -217,18 +211,14 @@ class VerbalBin:
 
     Attributes:
         low, high: edges of the bin.
-        n: number of answers.
-        verbal_conf, mc_p_correct: means over the answers.
-        interval: 95 % interval of the mean `mc_p_correct`, by Student's t, clipped to [0, 1]; None
-            for a single answer.
+        verbal_conf: mean over the answers.
+        mc_p_correct: mean over the answers, with its interval.
     """
 
     low: float
     high: float
-    n: int
     verbal_conf: float
-    mc_p_correct: float
-    interval: tuple[float, float] | None
+    mc_p_correct: SeedMean
 
 
 def compute_agreement(rows: Sequence[Figures]) -> Agreement | None:
@@ -254,10 +244,8 @@ def compute_verbal_bins(rows: Sequence[Figures], bins: int = 10) -> list[VerbalB
         VerbalBin(
             low=place / bins,
             high=(place + 1) / bins,
-            n=int((places == place).sum()),
             verbal_conf=float(stated[places == place].mean()),
-            mc_p_correct=float(sampled[places == place].mean()),
-            interval=_compute_mean_interval(sampled[places == place]),
+            mc_p_correct=compute_seed_mean(sampled[places == place].tolist(), (0.0, 1.0)),
         )
         for place in sorted(set(places.tolist()))
     ]
@@ -266,16 +254,6 @@ def compute_verbal_bins(rows: Sequence[Figures], bins: int = 10) -> list[VerbalB
 def _split_confidence_columns(rows: Sequence[Figures]) -> tuple[Floats, Floats]:
     pairs = np.array([(row["verbal_conf"], row["mc_p_correct"]) for row in rows], dtype=np.float64)
     return pairs[:, 0], pairs[:, 1]
-
-
-def _compute_mean_interval(values: Floats) -> tuple[float, float] | None:
-    if len(values) < 2:
-        return None
-    from scipy.stats import t
-
-    mean = float(values.mean())
-    half = float(t.ppf(0.975, len(values) - 1) * values.std(ddof=1) / np.sqrt(len(values)))
-    return max(0.0, mean - half), min(1.0, mean + half)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,6 @@
 from .mlflow_links import (
     MLFLOW_START_PAGE,
-    find_mlflow_charts,
     find_mlflow_link,
-    get_mlflow_uri,
 )
 from .mlflow_tracker import MLFLOW_ENVIRONMENT, prepare_store
 from .recorder import Recorder
@@ -12,7 +10,6 @@ from .rollouts import (
     StoredStep,
     TrainedRows,
     probe_table,
-    read_pieces,
     read_probe,
     read_step,
     recorded_probes,
@@ -38,16 +35,13 @@ __all__ = [
     "TrackerThreads",
     "TrackerUnavailableError",
     "TrainedRows",
-    "find_mlflow_charts",
     "find_mlflow_link",
-    "get_mlflow_uri",
     "list_deleting_trackers",
     "list_tracker_pages",
     "list_tracker_settings",
     "open_senders",
     "prepare_store",
     "probe_table",
-    "read_pieces",
     "read_probe",
     "read_step",
     "recorded_probes",

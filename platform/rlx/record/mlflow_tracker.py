@@ -18,14 +18,12 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from functools import cached_property
-from itertools import chain, count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlx.home import get_rlx_home, tracking_url
 from rlx.plugin import TrackedPoint, TrackedRun, Tracker
 from rlx.record.tracker import (
-    KEY_LIMIT,
     TAG_LIMIT,
     TrackerUnavailableError,
     describe_error,
@@ -152,10 +150,7 @@ class MlflowTracker(Tracker):
         """Returns the id of the run's experiment, and the run, whose duplicates are deleted."""
         known = self._get_run(run.ids["mlflow_run_id"])
         if known is not None and known.info.lifecycle_stage == "deleted":
-            experiment = self._client.get_experiment(known.info.experiment_id)
-            if experiment.lifecycle_stage == "deleted":
-                self._client.restore_experiment(experiment.experiment_id)
-            self._client.restore_run(known.info.run_id)
+            known = None
         place = (
             self._find_experiment(run.project) if known is None else str(known.info.experiment_id)
         )
@@ -261,18 +256,9 @@ def build_tags(run: TrackedRun) -> dict[str, str]:
 
 
 def flatten_params(spec: Mapping[str, Any]) -> dict[str, str]:
-    """Flattens a resolved spec: keys joined by dots, lists by index, values as in JSON.
-
-    Empty lists and mappings are kept as values, and keys that MLflow cannot tell apart are
-    numbered, so that none disappears.
-    """
-    found: dict[str, str] = {}
-    for path, value in _iterate_leaves("", spec):
-        key = make_legal_key(path)
-        numbered = (f"{key[: KEY_LIMIT - 8]}:{number}" for number in count(2))
-        name = next(name for name in chain([key], numbered) if name not in found)
-        found[name] = value
-    return found
+    """Flattens a resolved spec: keys joined by dots, lists by index, values as in JSON; empty lists
+    and mappings are values."""
+    return {make_legal_key(path): value for path, value in _iterate_leaves("", spec)}
 
 
 def _iterate_leaves(path: str, node: Any) -> Iterator[tuple[str, str]]:

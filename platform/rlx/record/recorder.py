@@ -11,9 +11,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-
-from rlx.record.rollouts import Role, TrainedRows, add_piece_column, rollout_index, rollout_table
+from rlx.probe import GRID, ProbeResult, RecordedProbe
+from rlx.record.rollouts import Role, TrainedRows, probe_table, rollout_index, rollout_table
 from rlx.record.tracker import retry_registry_call
 from rlx.reward import RewardTable
 from rlx.rollout import Pieces, RolloutTree
@@ -79,40 +78,31 @@ class Recorder:
             pieces: converts token ids to the text of each token.
         """
 
-        def write_rollouts() -> dict[str, Any]:
-            whole = add_piece_column(rollout_table(trees, table, rows, roles), trees, pieces)
-            sha256, size = write_body(path, whole)
-            body = {"path": path, "sha256": sha256, "bytes": size, "statistics": dict(statistics)}
-            return {**body, "index": rollout_index(trees, table, rows)}
+        def write() -> None:
+            self._clock = time.pthread_getcpuclockid(threading.get_ident())
+            began, used = time.perf_counter(), self.cpu_seconds
+            body: dict[str, Any] | None = None
+            if self._keep_bodies and ((step - 1) % self._every == 0 or step == self._last):
+                sha256, size = write_body(path, rollout_table(trees, table, rows, roles, pieces))
+                body = {"path": path, "sha256": sha256, "bytes": size, "statistics": statistics}
+                body["index"] = rollout_index(trees, table, rows)
+            retry_registry_call(lambda: self._write_step(step, figures, body))
+            seconds = {
+                "perf/record_s": time.perf_counter() - began,
+                "perf/cpu_record_s": self.cpu_seconds - used,
+            }
+            retry_registry_call(
+                lambda: self._registry.results.add_metrics(self._run_id, step, seconds)
+            )
 
         self.finish_step()
-        write = write_rollouts if self._keeps_rollouts(step) else None
-        self._step = self._thread.submit(self._record_step, step, figures, write)
+        self._step = self._thread.submit(write)
 
     def finish_step(self) -> None:
         """Waits until the newest step is recorded, and raises what failed."""
         step, self._step = self._step, None
         if step is not None:
             step.result()
-
-    def _record_step(
-        self,
-        step: int,
-        figures: Mapping[str, float],
-        write_rollouts: Callable[[], dict[str, Any]] | None,
-    ) -> None:
-        self._clock = time.pthread_getcpuclockid(threading.get_ident())
-        began, used = time.perf_counter(), self.cpu_seconds
-        body = None if write_rollouts is None else write_rollouts()
-        retry_registry_call(lambda: self._write_step(step, figures, body))
-        seconds = {
-            "perf/record_s": time.perf_counter() - began,
-            "perf/cpu_record_s": self.cpu_seconds - used,
-        }
-        retry_registry_call(lambda: self._registry.results.add_metrics(self._run_id, step, seconds))
-
-    def _keeps_rollouts(self, step: int) -> bool:
-        return self._keep_bodies and ((step - 1) % self._every == 0 or step == self._last)
 
     def _write_step(
         self, step: int, figures: Mapping[str, float], body: Mapping[str, Any] | None
@@ -126,39 +116,30 @@ class Recorder:
             registry.update_run(run_id, step=step)
 
     def probe(
-        self,
-        step: int,
-        label: str,
-        figures: Mapping[str, Mapping[str, Any]],
-        curves: Mapping[str, float],
-        table: pa.Table,
-        path: Path,
+        self, records: Sequence[RecordedProbe], samples: ProbeResult, label: str, path: Path
     ) -> None:
         """Records a probe: its samples as a body, the figures of each scheme, and its metrics.
 
         Args:
-            step: step of the run.
+            records: one per scheme, at least one, all of the same step.
+            samples: what the records were built from.
             label: "step" or "after".
-            figures: figures of each scheme, including `problems`; plain JSON.
-            curves: metrics by name.
-            table: all samples.
             path: path of the body.
         """
-        sha256, _ = write_body(path, table)
-        self._put(self._registry.results.add_artifact, path, "probe")
-        body = {"path": f"probes/{path.name}", "sha256": sha256}
-        for scheme, found in figures.items():
-            suite = f"probe/{scheme}"
-            self._put(
-                self._registry.results.add_evaluation,
-                step,
-                label,
-                suite,
-                found["problems"],
-                dict(found),
-                {"body": body},
-            )
-        self._put(self._registry.results.add_metrics, step, curves)
+        results, step = self._registry.results, records[0].step
+        sha256, _ = write_body(path, probe_table(samples))
+        self._put(results.add_artifact, path, "probe")
+        body = {"body": {"path": f"probes/{path.name}", "sha256": sha256}}
+        metrics: dict[str, float] = {}
+        for one in records:
+            figures, at = one.figures, f"probe/{one.suite}"
+            self._put(results.add_evaluation, step, label, at, figures["problems"], figures, body)
+            for share, band in zip(GRID, figures["p_correct"], strict=True):
+                metrics[f"{at}/mc_p_correct_{round(100 * share):03d}"] = band["mean"]
+            if figures["aoc"]["mean"] is not None:  # a whole response has an answer to compare with
+                metrics[f"{at}/aoc"] = figures["aoc"]["mean"]
+            metrics |= {f"{at}/{name}": figures[name] for name in ("accuracy", "wrapped")}
+        self._put(results.add_metrics, step, metrics)
 
     def evaluation(
         self,
@@ -169,22 +150,11 @@ class Recorder:
         suite: str = "held_out",
     ) -> None:
         """Records an evaluation on one set, and its main figures as metrics."""
-        self._put(
-            self._registry.results.add_evaluation,
-            step,
-            label,
-            suite,
-            metrics["n"],
-            dict(metrics),
-            dict(payload),
-        )
+        results = self._registry.results
+        self._put(results.add_evaluation, step, label, suite, metrics["n"], metrics, payload)
         curves = ("accuracy", "brier", "ece", "auroc", "mean_confidence", "alike_share")
         values = {f"eval/{suite}/{name}": metrics.get(name) for name in curves}
-        self._put(
-            self._registry.results.add_metrics,
-            step,
-            {name: v for name, v in values.items() if v is not None},
-        )
+        self._put(results.add_metrics, step, {n: v for n, v in values.items() if v is not None})
 
     def checkpoint(self, step: int, path: Path, sha256: str, size: int) -> None:
         """Records a checkpoint that is complete on disk."""
@@ -221,6 +191,11 @@ class Recorder:
     def event(self, kind: str, message: str, level: str = "info", **payload: Any) -> None:
         """Records an event."""
         self._put(self._registry.results.add_event, kind, message, payload or None, level=level)
+
+    def announce(self, kind: str, message: str, level: str = "warning", **payload: Any) -> None:
+        """Records an event and prints its message."""
+        self.event(kind, message, level, **payload)
+        print(message, flush=True)
 
     def _put(self, write: Callable[..., None], *arguments: Any, **named: Any) -> None:
         self.finish_step()

@@ -7,7 +7,7 @@ means that the step has no such stream. The table suffices to recompute the step
 """
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from statistics import fmean
@@ -22,7 +22,7 @@ from rlx.errors import RegistryError
 from rlx.plugin import Problem
 from rlx.probe import AssembledResponse, ProbeResult, RecordedProbe
 from rlx.reward import RewardEntry, RewardTable
-from rlx.rollout import NO_PARENT, Pieces, RolloutTree, Segment, Span, join_spans
+from rlx.rollout import NO_PARENT, Pieces, RolloutTree, Segment, Span
 from rlx.text import replace_surrogates
 from rlx_registry import (
     INDEX_COLUMN,
@@ -39,30 +39,23 @@ from rlx_registry import (
 )
 
 AT_ONCE = 32
-"""Trees that are converted to columns together."""
-
+"""Trees that are converted to columns together: a large step as Python lists would take several
+times the memory of its table."""
 
 Role = Literal["trained", "filtered", "greedy"]
 """Role of a tree: trained on, filtered out for lack of signal, or sampled as a greedy baseline."""
 
-
 SCHEMA = pa.schema(build_arrow_type(TreeRecord))
-
 
 TOKEN_COLUMNS: Final[Mapping[str, torch.dtype]] = {
     stream.stored_name: getattr(torch, stream.dtype)
     for stream in STREAMS.values()
-    if stream.is_stored and stream.shape != "[B]"
+    if stream.shape != "[B]"
 }
 """Types of the values stored per token of a row."""
 
-
 SCORE_COLUMNS: Final = tuple(field.name for field in build_arrow_type(ScoreRecord))
 """Scores stored per row."""
-
-
-PIECES = pa.field("pieces", pa.list_(pa.list_(pa.string())))
-"""Text of each token of each segment, for readers without a tokenizer; not used in computations."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -141,6 +134,7 @@ def rollout_table(
     rewards: RewardTable,
     rows: TrainedRows,
     roles: Sequence[Role] | None = None,
+    pieces: Pieces | None = None,
 ) -> pa.Table:
     """Builds the table of a step: sampled trees, their rewards, and the trained rows.
 
@@ -149,19 +143,17 @@ def rollout_table(
         rewards: rewards of the trees.
         rows: the trained rows.
         roles: role of each tree; None means that all were trained on.
+        pieces: converts token ids to the text of each token; None leaves the texts out.
     """
     trained: dict[int, list[int]] = {}
     for row, place in enumerate(rows.places):
         trained.setdefault(place[0], []).append(row)
 
-    all_trained: Sequence[Role] = ["trained"] * len(trees)
-    pairs = list(zip(trees, roles or all_trained, strict=True))
-
     def build_record(t: int) -> TreeRecord:
-        tree, role = pairs[t]
+        tree = trees[t]
         return {
             "tree": t,
-            "role": role,
+            "role": roles[t] if roles else "trained",
             "problem_id": tree.problem.id,
             "prompt": tree.problem.prompt,
             "system": tree.problem.system,
@@ -171,35 +163,17 @@ def rollout_table(
                 _build_segment_record(x, (t, s), rewards) for s, x in enumerate(tree.segments)
             ],
             "rows": [rows.record(row) for row in trained.get(t, ())],
+            "pieces": pieces
+            and [list(map(replace_surrogates, pieces(s.token_ids))) for s in tree.segments],
         }
 
     parts = [
-        pa.Table.from_pylist([build_record(t) for t in some], schema=SCHEMA)
-        for some in _split_positions(len(trees))
+        pa.Table.from_pylist(
+            [build_record(t) for t in range(first, min(first + AT_ONCE, len(trees)))], SCHEMA
+        )
+        for first in range(0, len(trees), AT_ONCE)
     ]
     return pa.concat_tables(parts) if parts else SCHEMA.empty_table()
-
-
-def _split_positions(count: int) -> Iterator[range]:
-    """Yields the positions of few trees at a time: a large step as Python lists would take several
-    times the memory of its table."""
-    for start in range(0, count, AT_ONCE):
-        yield range(start, min(start + AT_ONCE, count))
-
-
-def add_piece_column(table: pa.Table, trees: Sequence[RolloutTree], pieces: Pieces) -> pa.Table:
-    """Adds a column with the text of each token to a step's table."""
-    texts = [
-        pa.array(
-            [
-                [list(map(replace_surrogates, pieces(segment.token_ids))) for segment in segments]
-                for segments in (trees[t].segments for t in some)
-            ],
-            type=PIECES.type,
-        )
-        for some in _split_positions(len(trees))
-    ]
-    return table.append_column(PIECES, pa.chunked_array(texts, type=PIECES.type))
 
 
 def _build_segment_record(
@@ -233,69 +207,56 @@ def _build_segment_record(
 def rollout_index(
     trees: Sequence[RolloutTree], rewards: RewardTable, rows: TrainedRows
 ) -> list[RolloutIndex]:
-    """Builds the SQL index of the trained rows, so that lists and filters need no body."""
+    """Builds the SQL index of the trained rows, so that lists and filters need no body.
+
+    A reward that several turns of a row have is averaged over them, and the advantage over the
+    tokens in the mask.
+    """
     row_of = {(place[0], place[1]): row for row, place in enumerate(rows.places)}
-    return [
-        _index_row(row, trees[place[0]], rewards, rows, row_of)
-        for row, place in enumerate(rows.places)
-    ]
-
-
-def _index_row(
-    row: int,
-    grown: RolloutTree,
-    rewards: RewardTable,
-    rows: TrainedRows,
-    row_of: Mapping[tuple[int, int], int],
-) -> RolloutIndex:
-    """Index entry of one row; a reward that several turns have is averaged over those turns."""
-    tree, segment, parent, kind, _ = rows.places[row]
-    turn, (own, _) = grown.segments[segment], grown.own_turns(segment)
-    entries = list(_list_row_entries(rewards, tree, own))
-    values: dict[str, list[float]] = {}
-    for _, e in entries:
-        values.setdefault(e.name, []).extend(() if e.raw is None else (e.raw,))
-    several = len(own) > 1
-    failures = [
-        f"turn {number}, {e.name}: {e.reason}" if several and number else f"{e.name}: {e.reason}"
-        for number, e in entries
-        if e.reason
-    ]
-    start, stop = rows.ranges[row]
-    return RolloutIndex(
-        row=row,
-        parent_row=None if parent == NO_PARENT else row_of.get((tree, parent)),
-        tree=tree,
-        group=int(rows.groups[row]),
-        turn=kind,
-        problem_id=grown.problem.id,
-        reward=rewards.total_score(tree, own),
-        rewards={name: fmean(raws) if raws else None for name, raws in values.items()},
-        scores=rows.get_row_scores(row),
-        advantage=_mean_advantage(rows, row),
-        n_tokens=stop - start,
-        finish_reason=turn.finish_reason,
-        preview=turn.text[:160],
-        failed="; ".join(failures) or None,
-    )
-
-
-def _list_row_entries(
-    rewards: RewardTable, tree: int, own: Sequence[int]
-) -> Iterable[tuple[int, RewardEntry]]:
-    """Yields (turn number, reward entry) of a row: its turns in order, counted from 1, then the
-    global rewards with number 0."""
-    for number, segment in enumerate(own, start=1):
-        yield from ((number, entry) for entry in rewards.turns[tree, segment].values())
-    yield from ((0, e) for e in rewards.rollouts.get((tree, own[-1]), {}).values())
-
-
-def _mean_advantage(rows: TrainedRows, row: int) -> float:
-    """Mean advantage over the tokens in the mask; 0 if there are none."""
     mask, advantages = rows.arrays["mask"], rows.arrays["advantages"]
-    if mask is None or advantages is None or not mask[row].any():
-        return 0.0
-    return float(advantages[row][mask[row]].mean())
+    index = []
+    for row, (tree, segment, parent, kind, _) in enumerate(rows.places):
+        grown, (start, stop) = trees[tree], rows.ranges[row]
+        turn, (own, _) = grown.segments[segment], grown.own_turns(segment)
+        # The rewards of its turns, counted from 1, then the global ones, with number 0.
+        entries = [
+            (number, entry)
+            for number, one in enumerate(own, start=1)
+            for entry in rewards.turns[tree, one].values()
+        ]
+        entries += [(0, e) for e in rewards.rollouts.get((tree, own[-1]), {}).values()]
+        values: dict[str, list[float]] = {}
+        for _, entry in entries:
+            values.setdefault(entry.name, []).extend(() if entry.raw is None else (entry.raw,))
+        failures = [
+            f"turn {number}, {e.name}: {e.reason}"
+            if number and len(own) > 1
+            else f"{e.name}: {e.reason}"
+            for number, e in entries
+            if e.reason
+        ]
+        advantage = 0.0
+        if mask is not None and advantages is not None and mask[row].any():
+            advantage = float(advantages[row][mask[row]].mean())
+        index.append(
+            RolloutIndex(
+                row=row,
+                parent_row=None if parent == NO_PARENT else row_of.get((tree, parent)),
+                tree=tree,
+                group=int(rows.groups[row]),
+                turn=kind,
+                problem_id=grown.problem.id,
+                reward=rewards.total_score(tree, own),
+                rewards={name: fmean(raws) if raws else None for name, raws in values.items()},
+                scores=rows.get_row_scores(row),
+                advantage=advantage,
+                n_tokens=stop - start,
+                finish_reason=turn.finish_reason,
+                preview=turn.text[:160],
+                failed="; ".join(failures) or None,
+            )
+        )
+    return index
 
 
 @dataclass(frozen=True, eq=False)
@@ -325,15 +286,15 @@ def read_step(table: pa.Table) -> StoredStep:
     Raises:
         RegistryError: the columns differ, because another version of rlx wrote the table.
     """
-    unused = {PIECES.name, INDEX_COLUMN}.intersection(table.column_names)
-    table = table.drop_columns(sorted(unused))
-    table = _add_missing_columns(table)
-    if not table.schema.equals(SCHEMA):
+    unused = {INDEX_COLUMN}.intersection(table.column_names)
+    try:
+        table = _rename_scores(table.drop_columns(sorted(unused))).cast(SCHEMA)
+    except (pa.ArrowException, KeyError, ValueError) as error:
         raise RegistryError(
             "these rollouts were recorded by another version of rlx, with other columns; use that "
             "version to read them"
-        )
-    records = table.drop_columns(["rows"]).to_pylist()
+        ) from error
+    records = table.drop_columns(["rows", "pieces"]).to_pylist()
     trees = tuple(
         RolloutTree(_parse_problem(r), tuple(_parse_segment(s) for s in r["segments"]))
         for r in records
@@ -344,28 +305,6 @@ def read_step(table: pa.Table) -> StoredStep:
         rows=_parse_trained_rows(table, trees),
         roles=tuple(r["role"] for r in records),
     )
-
-
-def read_pieces(table: pa.Table) -> list[list[list[str]]] | None:
-    """Texts of the tokens of every tree's segments, as `add_piece_column` wrote them; None if the
-    table of an earlier version has none."""
-    if PIECES.name not in table.column_names:
-        return None
-    pieces: list[list[list[str]]] = table[PIECES.name].to_pylist()
-    return pieces
-
-
-def _add_missing_columns(table: pa.Table) -> pa.Table:
-    """A table of an earlier version, with nulls for what it does not have."""
-    earlier, now = _list_fields(table.schema), _list_fields(SCHEMA)
-    later = {
-        "segments.hull",
-        "segments.sampled_after",
-        *(f"rows.{name}" for name in TOKEN_COLUMNS if name != "mask"),
-    }
-    if not earlier <= now <= earlier | later:
-        return table
-    return _rename_scores(table).cast(SCHEMA)
 
 
 def _rename_scores(table: pa.Table) -> pa.Table:
@@ -381,13 +320,6 @@ def _rename_scores(table: pa.Table) -> pa.Table:
     return table.set_column(table.schema.get_field_index("rows"), "rows", renamed)
 
 
-def _list_fields(schema: pa.Schema) -> set[str]:
-    """Names of the fields of each record, those of records in lists as "LIST.NAME"."""
-    lists = [field for field in schema if pa.types.is_list(field.type)]
-    inner = {f"{one.name}.{f.name}" for one in lists for f in one.type.value_type}
-    return {*schema.names, *inner}
-
-
 def _parse_problem(record: Mapping[str, Any]) -> Problem:
     return Problem(
         id=record["problem_id"],
@@ -399,10 +331,6 @@ def _parse_problem(record: Mapping[str, Any]) -> Problem:
 
 
 def _parse_segment(stored: Mapping[str, Any]) -> Segment:
-    spans = {
-        name: Span(tuple(span["outer"]), tuple(span["inner"]), span["text"])
-        for name, span in json.loads(stored["spans"]).items()
-    }
     return Segment(
         parent=stored["parent"],
         author=stored["author"],
@@ -412,19 +340,14 @@ def _parse_segment(stored: Mapping[str, Any]) -> Segment:
         logprobs=tuple(stored["behaviour_logprobs"]),
         finish_reason=stored["finish_reason"],
         text=stored["text"],
-        spans=spans,
-        hull=_parse_hull(stored["hull"], spans),
+        spans={
+            name: Span(tuple(span["outer"]), tuple(span["inner"]), span["text"])
+            for name, span in json.loads(stored["spans"]).items()
+        },
+        hull=stored["hull"] and (stored["hull"][0], stored["hull"][1]),
         seed=stored["seed"],
         info=json.loads(stored["info"]),
     )
-
-
-def _parse_hull(stored: list[int] | None, spans: Mapping[str, Span]) -> tuple[int, int] | None:
-    """The hull of a turn; in a table that has none it covers the spans that are closed."""
-    if stored is None:
-        return join_spans(spans)
-    first, last = stored
-    return first, last
 
 
 def _parse_reward_table(records: Sequence[Mapping[str, Any]]) -> RewardTable:
@@ -463,40 +386,33 @@ def _parse_trained_rows(table: pa.Table, trees: Sequence[RolloutTree]) -> Traine
     )
     positions = np.arange(length)
     kept = (positions >= starts[:, None]) & (positions < (starts + lengths)[:, None])
+
+    def pad(lists: Any) -> Tensor | None:
+        """`[B, T]` list values at the stored positions, 0 elsewhere; None if all are null."""
+        if len(lists) and lists.null_count == len(lists):
+            return None
+        values = lists.flatten().to_numpy(zero_copy_only=False)
+        padded = np.zeros(kept.shape, dtype=values.dtype)
+        padded[kept] = values
+        return torch.from_numpy(padded)
+
+    scores = pa.Table.from_struct_array(_get_column_array(flat, "scores"))
     return TrainedRows(
         places=places,
         groups=torch.from_numpy(flat["group"].to_numpy().astype(np.int64)),
         own=torch.from_numpy(kept),
-        tokens={
-            name: _pad_token_lists(_get_column_array(flat, name), kept) for name in TOKEN_COLUMNS
+        tokens={name: pad(_get_column_array(flat, name)) for name in TOKEN_COLUMNS},
+        scores={
+            name: torch.from_numpy(scores[name].to_numpy().copy())
+            for name in SCORE_COLUMNS
+            if not scores[name].null_count
         },
-        scores=_parse_row_scores(flat),
     )
 
 
 def _get_column_array(flat: pa.Table, name: str) -> Any:
     """A column as one contiguous array."""
     return flat[name].combine_chunks()
-
-
-def _pad_token_lists(lists: Any, kept: np.ndarray) -> Tensor | None:
-    """`[B, T]` list values at the stored positions, 0 elsewhere; None if all lists are null."""
-    if len(lists) and lists.null_count == len(lists):
-        return None
-    values = lists.flatten().to_numpy(zero_copy_only=False)
-    padded = np.zeros(kept.shape, dtype=values.dtype)
-    padded[kept] = values
-    return torch.from_numpy(padded)
-
-
-def _parse_row_scores(flat: pa.Table) -> dict[str, Tensor]:
-    """`[B]` each; only scores that the step has."""
-    columns = pa.Table.from_struct_array(_get_column_array(flat, "scores"))
-    return {
-        name: torch.from_numpy(columns[name].to_numpy().copy())
-        for name in SCORE_COLUMNS
-        if not columns[name].null_count
-    }
 
 
 ENTRIES = build_arrow_type(list[RewardRecord])
@@ -586,9 +502,38 @@ class StoredPoint:
 
 def probe_table(probed: ProbeResult) -> pa.Table:
     """Builds a table of all samples of a probe; answers without samples are left out."""
-    return pa.Table.from_pylist(
-        [_build_sample_record(probed, i) for i in range(len(probed.samples))], PROBE_SCHEMA
-    )
+    records = []
+    for sample in probed.samples:
+        answered = probed.answered[sample.answered]
+        records.append(
+            {
+                "answered": sample.answered,
+                "problem_id": answered.problem.id,
+                "prompt": answered.problem.prompt,
+                "system": answered.problem.system,
+                "problem": json.dumps(dict(answered.problem.fields)),
+                "stratum": answered.problem.stratum,
+                "scheme": sample.scheme,
+                "point": sample.point.number,
+                "share": sample.point.share,
+                "reasoning_tokens": sample.point.tokens,
+                "seed": sample.seed,
+                "token_ids": sample.response.token_ids,
+                "given": sample.given,
+                "text": sample.response.text,
+                "finish_reason": sample.response.finish_reason,
+                "wrapped": sample.wrapped,
+                "rewards": encode_entries(sample.rewards),
+                "global_rewards": encode_entries(sample.global_rewards),
+                "correct": sample.correct,
+                "same": sample.same,
+                "whole_text": answered.text,
+                "whole_answer": answered.answer,
+                "whole_correct": answered.correct,
+                "confidences": answered.confidences,
+            }
+        )
+    return pa.Table.from_pylist(records, PROBE_SCHEMA)
 
 
 def read_probe(table: pa.Table) -> list[StoredPoint]:
@@ -609,27 +554,20 @@ def read_probe(table: pa.Table) -> list[StoredPoint]:
     groups: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
     for record in table.to_pylist():
         groups.setdefault(tuple(record[name] for name in together), []).append(record)
-    return [_build_stored_point(records) for records in groups.values()]
-
-
-def _build_stored_point(records: list[dict[str, Any]]) -> StoredPoint:
-    first = records[0]
-    return StoredPoint(
-        problem=Problem(
-            id=first["problem_id"],
-            prompt=first["prompt"],
-            fields=json.loads(first["problem"]),
-            stratum=first["stratum"],
-            system=first["system"],
-        ),
-        scheme=first["scheme"],
-        point=first["point"],
-        responses=tuple(
-            AssembledResponse(tuple(r["token_ids"]), r["text"], r["finish_reason"]) for r in records
-        ),
-        rewards=tuple(read_entries(r["rewards"]) for r in records),
-        global_rewards=tuple(read_entries(r["global_rewards"]) for r in records),
-    )
+    return [
+        StoredPoint(
+            problem=_parse_problem(records[0]),
+            scheme=records[0]["scheme"],
+            point=records[0]["point"],
+            responses=tuple(
+                AssembledResponse(tuple(r["token_ids"]), r["text"], r["finish_reason"])
+                for r in records
+            ),
+            rewards=tuple(read_entries(r["rewards"]) for r in records),
+            global_rewards=tuple(read_entries(r["global_rewards"]) for r in records),
+        )
+        for records in groups.values()
+    ]
 
 
 def recorded_probes(registry: Registry, run_id: str) -> list[RecordedProbe]:
@@ -638,34 +576,3 @@ def recorded_probes(registry: Registry, run_id: str) -> list[RecordedProbe]:
         RecordedProbe(e.suite.removeprefix("probe/"), e.step, e.metrics)
         for e in registry.results.evaluations(run_id, "probe/")
     ]
-
-
-def _build_sample_record(probed: ProbeResult, number: int) -> dict[str, Any]:
-    sample = probed.samples[number]
-    answered = probed.answered[sample.answered]
-    return {
-        "answered": sample.answered,
-        "problem_id": answered.problem.id,
-        "prompt": answered.problem.prompt,
-        "system": answered.problem.system,
-        "problem": json.dumps(dict(answered.problem.fields)),
-        "stratum": answered.problem.stratum,
-        "scheme": sample.scheme,
-        "point": sample.point.number,
-        "share": sample.point.share,
-        "reasoning_tokens": sample.point.tokens,
-        "seed": sample.seed,
-        "token_ids": sample.response.token_ids,
-        "given": sample.given,
-        "text": sample.response.text,
-        "finish_reason": sample.response.finish_reason,
-        "wrapped": sample.wrapped,
-        "rewards": encode_entries(sample.rewards),
-        "global_rewards": encode_entries(sample.global_rewards),
-        "correct": sample.correct,
-        "same": sample.same,
-        "whole_text": answered.text,
-        "whole_answer": answered.answer,
-        "whole_correct": answered.correct,
-        "confidences": answered.confidences,
-    }

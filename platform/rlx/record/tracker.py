@@ -136,7 +136,12 @@ def build_tracked_run(
     evaluations: Sequence[EvaluationRecord] = (),
 ) -> TrackedRun:
     """Builds what trackers show of a run."""
-    identity = build_identity_tags(record)
+    identity = {  # even if several registries share one server
+        "rlx.run_id": record.id,
+        "rlx.spec_digest": record.digest,
+        "rlx.seed": str(record.seed),
+        "rlx.created": repr(record.created),
+    }
     return TrackedRun(
         id=record.id,
         name=record.name,
@@ -158,23 +163,12 @@ def build_tracked_run(
     )
 
 
-def build_point(row: MetricRow) -> TrackedPoint:
-    """Builds the point of a metric value, under the name that all trackers show."""
-    return TrackedPoint(row.seq, make_legal_key(row.name), row.step, row.value, row.at)
-
-
 def make_legal_key(name: str) -> str:
     """Converts the name of a metric or parameter to one that every tracker accepts: `pass@8` to
     `pass_at_8`."""
     plain = re.sub(r"[^A-Za-z0-9_\-./ :]", "_", name.replace("@", "_at_"))
     parts = [part for part in plain.split("/") if part not in ("", ".", "..")]
     return "/".join(parts)[:KEY_LIMIT] or "_"
-
-
-def build_identity_tags(run: RunRecord) -> dict[str, str]:
-    """Tags that identify a run, even if several registries share one server."""
-    one = {"rlx.run_id": run.id, "rlx.spec_digest": run.digest}
-    return one | {"rlx.seed": str(run.seed), "rlx.created": repr(run.created)}
 
 
 def _build_tags(record: RunRecord, groups: Sequence[str]) -> dict[str, str]:
@@ -280,10 +274,13 @@ class RunSender:
             self._start(again=True)
             changes, more = self._count_changes(), self._list_unreported_metrics()
             sent = self._send(more)
-            files = self._list_new_files()
+            run = read_tracked_run(self._registry, self._run_id)
+            made = self._registry.results.artifacts(self._run_id)
+            done, folder = self._get_cursor("files"), run.folder or Path()
+            files = [(folder / one.path, one.path) for one in made if one.seq > done]
             with self._call_tracker():
-                self.tracker.finish(read_tracked_run(self._registry, self._run_id), files)
-            self._set_cursor("files", self._count_files())
+                self.tracker.finish(run, files)
+            self._set_cursor("files", max((one.seq for one in made), default=0))
             self._set_cursor("end", changes)
             return sent
 
@@ -298,12 +295,9 @@ class RunSender:
 
         A running run is sent by its own supervisor, so it is never behind. Reads the registry only.
         """
-        run = self._registry.run(self._run_id)
-        if run.effective_status not in ENDED:
+        if self._registry.run(self._run_id).effective_status not in ENDED:
             return False
-        if self._get_cursor("end") != self._count_changes():
-            return True
-        return bool(self._read_rows(1))
+        return self._get_cursor("end") != self._count_changes() or bool(self._read_rows(1))
 
     def has_run(self) -> bool:
         """Whether the tracker still has the run, which has ended."""
@@ -329,20 +323,24 @@ class RunSender:
     def _send(self, more: Sequence[MetricRow] = ()) -> int:
         """Sends the rows after the cursor, and `more`, which has no cursor."""
         sent = 0
-        while rows := self._read_rows(ROWS_AT_ONCE):
+        while rows := self._read_rows(ROWS_AT_ONCE) or more:
             if not self._add_points(rows):
                 self._start(again=True)
                 return self._send(more)
+            if rows is more:
+                break
             self._set_cursor("", rows[-1].seq)
             sent += len(rows)
-        if more and not self._add_points(more):
-            self._start(again=True)
-            return self._send(more)
         return sent
 
     def _add_points(self, rows: Sequence[MetricRow]) -> bool:
         with self._call_tracker():
-            return self.tracker.add_points([build_point(row) for row in rows])
+            return self.tracker.add_points(
+                [
+                    TrackedPoint(row.seq, make_legal_key(row.name), row.step, row.value, row.at)
+                    for row in rows
+                ]
+            )
 
     @contextmanager
     def _call_tracker(self) -> Iterator[None]:
@@ -373,14 +371,6 @@ class RunSender:
         reported = {suite for suite, row in rows if row.name in known}
         return [row for suite, row in rows if suite not in reported]
 
-    def _list_new_files(self) -> list[tuple[Path, str]]:
-        done, folder = self._get_cursor("files"), self._registry.run(self._run_id).directory
-        new = [one for one in self._registry.results.artifacts(self._run_id) if one.seq > done]
-        return [(Path(folder or "") / one.path, one.path) for one in new]
-
-    def _count_files(self) -> int:
-        return max((one.seq for one in self._registry.results.artifacts(self._run_id)), default=0)
-
     def _count_changes(self) -> int:
         """Number of status changes and groups, which tells whether an end that was sent is old."""
         changes = self._registry.history(self._run_id)
@@ -391,13 +381,12 @@ class RunSender:
         return self._registry.results.metric_rows_after(self._run_id, cursor, limit)
 
     def _get_cursor(self, of: str) -> int:
-        return self._registry.results.mirror_cursor(self._run_id, self._name_cursor(of))
+        name = f"{self.kind}-{of}" if of else self.kind
+        return self._registry.results.mirror_cursor(self._run_id, name)
 
     def _set_cursor(self, of: str, seq: int) -> None:
-        self._registry.results.set_mirror_cursor(self._run_id, self._name_cursor(of), seq)
-
-    def _name_cursor(self, of: str) -> str:
-        return f"{self.kind}-{of}" if of else self.kind
+        name = f"{self.kind}-{of}" if of else self.kind
+        self._registry.results.set_mirror_cursor(self._run_id, name, seq)
 
     @contextmanager
     def _lock(self) -> Iterator[None]:
@@ -472,7 +461,10 @@ class TrackerThreads:
         try:
             with retry_registry_call(lambda: Registry.open(self._url)) as registry:
                 run = retry_registry_call(lambda: registry.run(self._run_id))
-                self._await_step(registry, run.step)
+                for _ in range(STEP_WAIT):
+                    step = retry_registry_call(lambda: registry.run(self._run_id)).step
+                    if step != run.step or self._ended.wait(1.0):
+                        break
                 sender = RunSender(registry, run.id, kind, open_tracker(settings))
                 while not self._ended.wait(SEND_EVERY) and self._has_room():
                     self._try(sender.send)
@@ -482,13 +474,6 @@ class TrackerThreads:
             why = f"sending to {kind} stopped: {type(error).__name__}: {error}"
             self._behind.append(why)
             print_to_log(why)
-
-    def _await_step(self, registry: Registry, first: int) -> None:
-        """Waits until the ranks train, or the run has ended, but at most `STEP_WAIT`."""
-        for _ in range(STEP_WAIT):
-            step = retry_registry_call(lambda: registry.run(self._run_id)).step
-            if step != first or self._ended.wait(1.0):
-                return
 
     def _try(self, send: Callable[[], int]) -> bool:
         try:

@@ -59,7 +59,6 @@ from rlx.run import (
     draw_over_steps,
     draw_probes,
     probe_problems,
-    record_probe_results,
 )
 from rlx.spec import OWN_SUITE, ExperimentSpec, ProbeSpec, SetSpec, SuiteSpec
 from rlx.spec.reading import InvalidSpec, apply_overrides, label_refusal, read_suite
@@ -532,7 +531,7 @@ def _record_new_probes(
         path = folder.probe(step)
         path = path.with_name(f"{path.stem}_{marks}{path.suffix}")
         recorder = Recorder(registry, run.id, keep_bodies=True)
-        record_probe_results(recorder, new, found.result, "after", path)
+        recorder.probe(new, found.result, "after", path)
         draw_probes(registry, run.id, folder)
         update_trackers(registry, run, report)
     return [one.suite for one in new]

@@ -16,11 +16,11 @@ from rlx.checkpoint import LATEST, copy_checkpoint, list_checkpoint_steps, read_
 from rlx.errors import DivergedModelError, EnvironmentFault, SpecError, summarize_error
 from rlx.evaluation import compute_recorded_intervals
 from rlx.launch import locate_run_folder
-from rlx.plugin_files import KeptPlugin, map_plugin_names
+from rlx.plugin_files import KeptPlugin, list_plugin_names
 from rlx.progress import Report
 from rlx.results.other_tools import TOOLS
 from rlx.sealed_folder import CheckpointError
-from rlx.spec import ExperimentSpec
+from rlx.spec import ExperimentSpec, get_at_path
 from rlx.text import escape_unprintable, explain_write_errors
 from rlx_registry import EvaluationRecord, Registry, RunRecord
 
@@ -179,20 +179,17 @@ def write_card(
 def _write_experiment(run: RunRecord, folder: Path, *, with_data: bool) -> dict[str, Any]:
     """Writes the experiment with the files that it names; returns its values."""
 
-    def place(name: str, _: Any) -> str:
-        kept = KeptPlugin.parse(name)
-        if kept is None:
-            return name
-        file = folder / kept.file
-        text = kept.locate().read_bytes()
-        if file.exists() and file.read_bytes() != text:  # another file of the same name
-            file = folder / kept.digest / kept.file
-            file.parent.mkdir(exist_ok=True)
-        file.write_bytes(text)
-        return f"{file.relative_to(folder)}:{kept.name}"
-
-    spec = ExperimentSpec.from_record(run.spec).dump_resolved()
-    written: dict[str, Any] = map_plugin_names(spec, place)
+    written = ExperimentSpec.from_record(run.spec).dump_resolved()
+    for path, name in list(list_plugin_names(written)):
+        if kept := KeptPlugin.parse(name):
+            file = folder / kept.file
+            text = kept.locate().read_bytes()
+            if file.exists() and file.read_bytes() != text:  # another file of the same name
+                file = folder / kept.digest / kept.file
+                file.parent.mkdir(exist_ok=True)
+            file.write_bytes(text)
+            place = f"{file.relative_to(folder)}:{kept.name}"
+            get_at_path(written, path[:-1])[path[-1]] = place
     if with_data:
         written["task"] = _copy_data(written["task"], folder)
         written["evaluation"] = _copy_data(written["evaluation"], folder)

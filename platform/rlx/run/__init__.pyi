@@ -3,7 +3,7 @@ from .context import ControllerState, RunStopped, StopRequest
 from .loop import run_experiment
 from .metrics import record_allocations, write_memory_snapshot
 from .pictures import draw_over_steps, draw_probes, draw_run_pictures
-from .probes import build_probe_context, build_probe_records, probe_problems, record_probe_results
+from .probes import build_probe_context, build_probe_records, probe_problems
 from .streams import build_trained_rows, read_token_streams
 
 __all__ = [
@@ -22,7 +22,6 @@ __all__ = [
     "probe_problems",
     "read_token_streams",
     "record_allocations",
-    "record_probe_results",
     "run_experiment",
     "write_memory_snapshot",
 ]

@@ -96,8 +96,9 @@ def collect_rollouts(
     good: list[int] = []
     examined = 0
     for batch in range(dynamic.max_batches if dynamic else 1):
-        drawn = _draw_problems(context, setup, cursor + examined)
-        seeds = _derive_seeds(context, "rollout", drawn.numbers)
+        drawn, seeds = _draw_train_problems(
+            context.policy, setup, cursor + examined, count, "rollout"
+        )
         parcel = sample_and_score(context, setup, setup.plan, drawn.problems, seeds)
         good += [batch * count + t for t in _find_signal_trees(parcel)] if dynamic else []
         parcels.append(parcel)
@@ -106,12 +107,21 @@ def collect_rollouts(
         if len(good) >= count:
             break
     trees = [tree for parcel in parcels for tree in parcel.trees]
+    numbers = iter(range(len(trees)))
+    places = [[next(numbers) for _ in parcel.trees] for parcel in parcels]
     kept = set(good[:count]) or set(setup.plan.list_learning_trees(count))
-    greedy = _sample_greedily(context, setup, draws) if "greedy_scores" in setup.needs else None
-    everyone = [*parcels, *([greedy] if greedy else [])]
+    everyone, greedy = list(parcels), None
+    if "greedy_scores" in setup.needs:  # of each problem one tree of the most likely tokens
+        plan = setup.plan.copy_with_sampling(1, top_k=1)
+        problems = [problem for drawn in draws for problem in drawn.problems]
+        seeds = [
+            derive_seed(context.spec.seed, "greedy", n) for drawn in draws for n in drawn.numbers
+        ]
+        greedy = sample_and_score(context, setup, plan, problems, seeds)
+        everyone.append(greedy)
     return StepRollouts(
         trees=trees,
-        table=_merge_reward_tables(parcels),
+        table=RewardTable.merge_tables([parcel.table for parcel in parcels], places),
         greedy=greedy,
         filtered=frozenset(range(len(trees))) - kept,
         drawn=examined,
@@ -119,40 +129,6 @@ def collect_rollouts(
         scored=sum(parcel.scored for parcel in everyone),
         dropped=sum(drawn.dropped for drawn in draws) if rollout.max_prompt_tokens else None,
         need_rewards=setup.spec.learns_from_rewards,
-    )
-
-
-def _sample_greedily(
-    context: RunContext, setup: PhaseSetup, draws: Sequence[DrawnProblems]
-) -> ScoredTrees:
-    """Samples one tree for each drawn problem by the most likely tokens, and scores it."""
-    plan = setup.plan.copy_with_sampling(1, top_k=1)
-    problems = [problem for drawn in draws for problem in drawn.problems]
-    numbers = [number for drawn in draws for number in drawn.numbers]
-    seeds = _derive_seeds(context, "greedy", numbers)
-    return sample_and_score(context, setup, plan, problems, seeds)
-
-
-def _draw_problems(context: RunContext, setup: PhaseSetup, start: int) -> DrawnProblems:
-    data, rollout = derive_seed(context.spec.seed, "train"), setup.spec.rollout
-    fit, count = build_prompt_fit(context.policy, setup), rollout.prompts_per_step
-
-    def get_problem(number: int) -> Problem:
-        return setup.task.problem("train", number, data)
-
-    return fit.draw_train(get_problem, start, count)
-
-
-def _derive_seeds(context: RunContext, what: str, numbers: Sequence[int]) -> list[int]:
-    return [derive_seed(context.spec.seed, what, number) for number in numbers]
-
-
-def _merge_reward_tables(parcels: Sequence[ScoredTrees]) -> RewardTable:
-    """Merges the reward tables of all parcels, in the order of their trees."""
-    starts = [sum(len(p.trees) for p in parcels[:i]) for i in range(len(parcels))]
-    return RewardTable.merge_tables(
-        [p.table for p in parcels],
-        [range(s, s + len(p.trees)) for s, p in zip(starts, parcels, strict=True)],
     )
 
 
@@ -219,7 +195,8 @@ def _sample_own_share(
     host = build_rollout_host(setup, context.pool, context.policy)
     context.progress.show_activity("generation")
     own, own_seeds, trees = problems[mine], seeds[mine], []
-    at_once = _count_problems_at_once(plan, context.spec.sampler.dialogues_at_once)
+    dialogues, each = context.spec.sampler.dialogues_at_once, plan.continued_per_prompt
+    at_once = max(1, dialogues // each) if dialogues is not None and each else None
     with context.cpu.measure("sample"), context.sampler.session() as session:
         for part in _split_evenly(len(own), at_once):
             trees += sample_rollout_trees(
@@ -230,13 +207,6 @@ def _sample_own_share(
     with context.cpu.measure("score"):
         table = score_rollouts(trees, setup.rewards, context.pool)
     return ScoredTrees(trees, table, sampled - began, time.perf_counter() - sampled)
-
-
-def _count_problems_at_once(plan: RolloutPlan, dialogues: int | None) -> int | None:
-    """Problems whose dialogues go through all turns together; None for all."""
-    if dialogues is None or not plan.continued_per_prompt:
-        return None
-    return max(1, dialogues // plan.continued_per_prompt)
 
 
 def _split_evenly(count: int, most: int | None) -> list[slice]:
@@ -291,9 +261,17 @@ def draw_contact_problems(
     policy: Policy, setup: PhaseSetup, count: int
 ) -> tuple[Sequence[Problem], list[int]]:
     """Draws the first training problems that fit the model, with a sampling seed for each."""
+    drawn, seeds = _draw_train_problems(policy, setup, 0, count, "first contact")
+    return drawn.problems, seeds
+
+
+def _draw_train_problems(
+    policy: Policy, setup: PhaseSetup, start: int, count: int, purpose: str
+) -> tuple[DrawnProblems, list[int]]:
+    """Draws training problems from number `start`, with a sampling seed for each."""
     seed, data = setup.spec.seed, derive_seed(setup.spec.seed, "train")
     with show_plugin_output(setup.spec.task.plugin):
         drawn = build_prompt_fit(policy, setup).draw_train(
-            lambda number: setup.task.problem("train", number, data), 0, count
+            lambda number: setup.task.problem("train", number, data), start, count
         )
-    return drawn.problems, [derive_seed(seed, "first contact", n) for n in drawn.numbers]
+    return drawn, [derive_seed(seed, purpose, number) for number in drawn.numbers]

@@ -3,8 +3,8 @@ checkpoints, evaluate, export.
 """
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -49,7 +49,7 @@ from rlx.run.probes import require_texts, run_probe
 from rlx.run.training import train_step
 from rlx.run.warm_start import start_warm
 from rlx.run.weight_sync import synchronize_sampler
-from rlx.sampler import SamplingEngine, expect_dialogue_length, open_sampler, require_engine
+from rlx.sampler import expect_dialogue_length, open_sampler, require_engine
 from rlx.sealed_folder import CheckpointError
 from rlx.spec import ExperimentSpec, PretrainedModelSpec
 
@@ -115,12 +115,6 @@ class ResumePoint:
     done: int = 0
     controllers: ControllerState | None = None
     forked: bool = False
-
-
-def is_checkpoint_due(spec: ExperimentSpec, step: int) -> bool:
-    """Whether a checkpoint is due after this step."""
-    every = spec.runner.checkpoint.every
-    return every > 0 and (step % every == 0 or step == spec.steps)
 
 
 def checkpoint_run(context: RunContext, at: ResumePoint) -> None:
@@ -199,7 +193,14 @@ def _resume_from(context: RunContext, found: Path) -> ResumePoint:
     name, *_ = context.ranks.gather(source.name)
     source = context.folder.checkpoints / name if otherwise else found
     load_checkpoint(source, context.learner, context.critic, universal=otherwise)
-    _record_resumption(context, state, forked=forked, otherwise=otherwise)
+    if context.recorder:
+        kind, message = "resumed", f"continues after step {state.step}"
+        if forked:
+            kind, message = "forked", f"continues from {context.spec.from_checkpoint}"
+        if otherwise:
+            wrote = "one rank" if state.ranks == 1 else f"{state.ranks} ranks"
+            message += f", written by {wrote} under ZeRO stage {state.zero_stage}"
+        context.recorder.announce(kind, message, "info", step=state.step)
     number, done = context.spec.place(state.step) if forked else (state.phase, state.done)
     credit = context.spec.resolve_phase_spec(context.spec.phases[number]).credit
     controllers = ControllerState.resume(credit, state.beta, state.states, state.critic)
@@ -211,8 +212,7 @@ def _find_resume_checkpoint(context: RunContext) -> Path | None:
 
     def report_refusal(what: str) -> None:
         if context.recorder:
-            context.recorder.event("checkpoint_refused", what, level="warning")
-            print(what, flush=True)
+            context.recorder.announce("checkpoint_refused", what)
 
     recorded = context.recorder.list_checkpoint_digests() if context.recorder else {}
     found = find_newest_checkpoint(context.folder.checkpoints, recorded, report_refusal)
@@ -225,21 +225,6 @@ def _find_resume_checkpoint(context: RunContext) -> Path | None:
                 "again"
             )
     return found and found.relative_to(context.folder.root)
-
-
-def _record_resumption(
-    context: RunContext, state: RunState, *, forked: bool, otherwise: bool
-) -> None:
-    if context.recorder is None:
-        return
-    kind, message = "resumed", f"continues after step {state.step}"
-    if forked:
-        kind, message = "forked", f"continues from {context.spec.from_checkpoint}"
-    if otherwise:
-        wrote = "one rank" if state.ranks == 1 else f"{state.ranks} ranks"
-        message += f", written by {wrote} under ZeRO stage {state.zero_stage}"
-    context.recorder.event(kind, message, step=state.step)
-    print(message, flush=True)
 
 
 def run_experiment(
@@ -268,10 +253,14 @@ def run_experiment(
     ):
         policy = _start_model(spec, base, folder, ranks, progress, recorder)
         progress.show_activity("sampler")
-        sampler = ending.enter_context(_open_sampler(spec, policy, ranks))
+        settings = spec.sampler.for_length(expect_dialogue_length(spec))
+        sampler = ending.enter_context(open_sampler(policy, settings, runner, ranks.device))
+        sampler.release()  # its memory, to the learner
         phases = [build_setup(spec.resolve_phase_spec(phase)) for phase in spec.phases]
         progress.show_activity("learner")
-        critic = _build_critic(spec, policy, phases, ranks)
+        critic = None
+        if spec.critic is not None and any("values" in setup.needs for setup in phases):
+            critic = Critic(policy, runner, spec.critic, ranks, spec.seed)
         learner, reference = _build_learner(spec, policy, phases, ranks, recorder)
         context = RunContext(
             spec,
@@ -285,9 +274,20 @@ def run_experiment(
             pool,
             recorder,
             progress,
-            CpuAccount(partial(_read_cpu_seconds, pool, recorder)),
+            # Of this process without the thread that records, and of its workers.
+            CpuAccount(
+                lambda: (
+                    time.process_time()
+                    - (recorder.cpu_seconds if recorder else 0.0)
+                    + pool.cpu_seconds
+                )
+            ),
         )
-        _record_forms(context)
+        if recorder:
+            level = "info" if learner.chosen.form.merges else "warning"
+            recorder.event("forms", f"learner: {learner.chosen}", level=level)
+            recorder.event("forms", f"sampler: {sampler.description}")
+            print(f"learner: {learner.chosen}\nsampler: {sampler.description}", flush=True)
         resumed = resume_run(context)
         at = resumed or ResumePoint()
         synchronize_sampler(context)
@@ -295,7 +295,9 @@ def run_experiment(
             with context.cpu.measure("evaluate"):
                 make_first_contact(context, phases[0])
         if resumed is None or resumed.forked:
-            _run_initial_evaluations(context, base, at.step)
+            _evaluate_held_out(context, base, step=at.step, label="before")
+            if spec.probe is not None and spec.probe.every:
+                run_probe(context, base, step=at.step, label="before")
         with stop.defer_exit():
             for number in range(at.phase, len(spec.phases)):
                 at = _train_phase(context, base, number, at, stop)
@@ -307,41 +309,6 @@ def run_experiment(
         _evaluate_held_out(context, base, step=at.step, label="after")
         learner.export(policy, folder.model)
         run_probe(context, base, step=at.step, label="after")
-
-
-def _read_cpu_seconds(pool: RewardPool, recorder: Recorder | None) -> float:
-    """CPU seconds of this process without the thread that records, and of its workers."""
-    return time.process_time() - (recorder.cpu_seconds if recorder else 0.0) + pool.cpu_seconds
-
-
-@contextmanager
-def _open_sampler(spec: ExperimentSpec, policy: Policy, ranks: Ranks) -> Iterator[SamplingEngine]:
-    """Opens the sampler for the experiment's dialogues; it leaves its memory to the learner."""
-    settings = spec.sampler.for_length(expect_dialogue_length(spec))
-    with open_sampler(policy, settings, spec.runner, ranks.device) as sampler:
-        sampler.release()
-        yield sampler
-
-
-def _record_forms(context: RunContext) -> None:
-    """Records how learner and sampler compute this model, and why, if it is by a slow form."""
-    if context.recorder:
-        level = "info" if context.learner.chosen.form.merges else "warning"
-        context.recorder.event("forms", f"learner: {context.learner.chosen}", level=level)
-        context.recorder.event("forms", f"sampler: {context.sampler.description}")
-        print(
-            f"learner: {context.learner.chosen}\nsampler: {context.sampler.description}",
-            flush=True,
-        )
-
-
-def _build_critic(
-    spec: ExperimentSpec, policy: Policy, phases: Sequence[PhaseSetup], ranks: Ranks
-) -> Critic | None:
-    """Builds the critic; None if no phase needs values."""
-    if spec.critic is None or not any("values" in setup.needs for setup in phases):
-        return None
-    return Critic(policy, spec.runner, spec.critic, ranks, spec.seed)
 
 
 def _build_learner(
@@ -424,12 +391,19 @@ def _train_phase(
         if context.recorder:
             print(f"step {step}/{context.spec.steps}  {phase.name}  {note}", flush=True)
         watch.observe_step(step, stepped.figures, context.recorder)
-        restarts = _record_restarts(context, step, restarts)
+        if context.recorder and (more := context.sampler.restarts - restarts) > 0:
+            times = f"{more} times" if more > 1 else "once"
+            message = (
+                f"a process of the sampler was started again {times} by step {step}, see the log"
+            )
+            context.recorder.event("sampler_restarted", message, level="warning")
+        restarts = context.sampler.restarts
         _run_due_evaluations(context, base, step)
         at = ResumePoint(step, cursor, learned, number, done + 1, controllers)
         stopping = any(context.ranks.gather(stop.requested))
         spent, *_ = context.ranks.gather(_describe_spent_budget(context, setup))
-        if stopping or spent or is_checkpoint_due(context.spec, step):
+        every = context.spec.runner.checkpoint.every
+        if stopping or spent or (every and (step % every == 0 or step == context.spec.steps)):
             checkpoint_run(context, at)
         if stopping:
             raise RunStopped
@@ -447,23 +421,6 @@ def _describe_spent_budget(context: RunContext, setup: PhaseSetup) -> str | None
     if cost < limit:
         return None
     return f"the answers to rewards have cost {cost:.6g}, and {limit:g} is their limit"
-
-
-def _record_restarts(context: RunContext, step: int, before: int) -> int:
-    """Records that processes of the sampler were started again; returns how often so far."""
-    count = context.sampler.restarts
-    if context.recorder and count > before:
-        times = f"{count - before} times" if count > before + 1 else "once"
-        message = f"a process of the sampler was started again {times} by step {step}, see the log"
-        context.recorder.event("sampler_restarted", message, level="warning")
-    return count
-
-
-def _run_initial_evaluations(context: RunContext, base: PhaseSetup, step: int) -> None:
-    """Runs the evaluation and the probe before training."""
-    _evaluate_held_out(context, base, step=step, label="before")
-    if context.spec.probe is not None and context.spec.probe.every:
-        run_probe(context, base, step=step, label="before")
 
 
 def _run_due_evaluations(context: RunContext, base: PhaseSetup, step: int) -> None:

@@ -2,7 +2,7 @@
 
 import pickle
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -23,7 +23,7 @@ from rlx.loss import compute_sampler_mismatch
 from rlx.plugin import Environment
 from rlx.record import Recorder
 from rlx.reward import RewardTable
-from rlx.rollout import RolloutTree, Segment, is_fault_segment
+from rlx.rollout import RolloutTree, is_fault_segment
 from rlx.spec import LossSpec, MultiTurnRolloutSpec, RolloutSpec
 from rlx.train_batch import TrainBatch
 from rlx_registry import IDLE_STEPS
@@ -34,8 +34,6 @@ if TYPE_CHECKING:
 
 MOST_PARTS = 20
 """Parts of one reward that become curves."""
-
-
 _plain_name = re.compile(r"[A-Za-z0-9_.-]{1,40}").fullmatch
 
 
@@ -62,17 +60,22 @@ def step_figures(
         players: how many trees there are for every problem, one for each player of self-play.
     """
     figures = {
-        **_compute_reward_figures(trees, table),
-        **_compute_player_figures(table, players),
-        **_compute_part_figures(table),
+        **_compute_reward_figures(trees, table, players),
         **_compute_turn_figures(trees),
         **_compute_row_figures(train, kinds),
         "rollout/dropped": float(len(table.dropped)),
         **_compute_calibration_figures(trees, table, correct),
-        **_compute_credit_figures(train),
+        "score/turns_without_tokens": float(train.placed.missing.sum()),
+        "score/lost": float(train.placed.lost.abs().sum()),
         **environment_figures(trees),
         **{f"perf/{name}_s": value for name, value in seconds.items()},
     }
+    for name, scores in vars(train.scores).items():
+        figures[f"score/{name}"] = float(scores.mean())
+        figures[f"score/{name}_std"] = float(scores.std(correction=0))
+    if train.kl is not None and train.mask.any():
+        figures["kl/reference"] = float(mean_kl(train.kl, train.mask))
+        figures["kl/beta"] = train.streams.beta
     sampled = sum(len(s.token_ids) for t in trees for s in t.segments if s.author == "policy")
     figures["perf/tokens_per_s"] = sampled / seconds["step"]
     if update is not None:
@@ -86,13 +89,13 @@ def step_figures(
             "train/lr": update.learning_rate,
             "perf/shared_prefix_ratio": update.row_tokens / max(1, update.computed_tokens),
         }
-        if update.bonus_entropy is not None:
-            figures["train/span_entropy"] = update.bonus_entropy
-        if update.kl_loss is not None:
-            figures["train/kl_loss"] = update.kl_loss
-        if update.expected_score is not None and update.stated_mass is not None:
-            figures["train/expected_score"] = update.expected_score
-            figures["train/stated_mass"] = update.stated_mass
+        optional = {
+            "train/span_entropy": update.bonus_entropy,
+            "train/kl_loss": update.kl_loss,
+            "train/expected_score": update.expected_score,
+            "train/stated_mass": update.stated_mass,
+        }
+        figures |= {name: value for name, value in optional.items() if value is not None}
     if critic is not None:
         known = {n: value for n, value in asdict(critic).items() if value is not None}
         figures |= {f"critic/{name}": value for name, value in known.items()}
@@ -100,33 +103,30 @@ def step_figures(
     return figures
 
 
-def _compute_credit_figures(train: TrainBatch) -> dict[str, float]:
-    """The three scores, the reward lost in placement, and KL from the reference policy."""
-    figures: dict[str, float] = {}
-    for name, scores in vars(train.scores).items():
-        figures[f"score/{name}"] = float(scores.mean())
-        figures[f"score/{name}_std"] = float(scores.std(correction=0))
-    figures["score/turns_without_tokens"] = float(train.placed.missing.sum())
-    figures["score/lost"] = float(train.placed.lost.abs().sum())
-    if train.kl is not None and train.mask.any():
-        figures["kl/reference"] = float(mean_kl(train.kl, train.mask))
-        figures["kl/beta"] = train.streams.beta
-    return figures
+def _compute_reward_figures(
+    trees: Sequence[RolloutTree], table: RewardTable, players: int
+) -> dict[str, float]:
+    """Rewards by name, their parts, and in self-play by player; totals by kind of turn.
 
-
-def _compute_reward_figures(trees: Sequence[RolloutTree], table: RewardTable) -> dict[str, float]:
-    raw: dict[str, list[float]] = {}
-    absent: dict[str, list[bool]] = {}
-    totals: dict[str, list[float]] = {}
-    for entries in (*table.turns.values(), *table.rollouts.values()):
+    Rewards of others name their parts as they like: at most `MOST_PARTS` of a reward, of plain
+    names, become curves. All of them are stored with the rollouts.
+    """
+    raw, by_player = defaultdict[str, list[float]](list), defaultdict[str, list[float]](list)
+    absent, totals = defaultdict[str, list[bool]](list), defaultdict[str, list[float]](list)
+    parts: dict[str, dict[str, list[float]]] = {}
+    for (tree, _), entries in (*table.turns.items(), *table.rollouts.items()):
         for entry in entries.values():
-            absent.setdefault(entry.name, []).append(entry.raw is None)
+            absent[entry.name].append(entry.raw is None)
             if entry.raw is not None:
-                raw.setdefault(entry.name, []).append(entry.raw)
+                raw[entry.name].append(entry.raw)
+                by_player[f"{entry.name}/{tree % players}"].append(entry.raw)
+            for part, value in entry.parts.items():
+                if _plain_name(part):
+                    parts.setdefault(entry.name, {}).setdefault(part, []).append(value)
     for t, s in table.turns:
         total = table.get_turn_total((t, s))
         if total is not None:
-            totals.setdefault(trees[t].segments[s].kind, []).append(total)
+            totals[trees[t].segments[s].kind].append(total)
     figures = {f"rewards/{name}/absent": float(np.mean(there)) for name, there in absent.items()}
     figures |= {f"perf/reward/{name}_s": seconds for name, seconds in table.seconds.items()}
     for name, values in raw.items():
@@ -135,37 +135,13 @@ def _compute_reward_figures(trees: Sequence[RolloutTree], table: RewardTable) ->
     for kind, values in totals.items():
         figures[f"train/reward_{kind}"] = float(np.mean(values))
         figures[f"train/reward_{kind}_std"] = float(np.std(values))
+    for name, values in sorted(by_player.items()) if players > 1 else ():
+        figures[f"players/{name}"] = float(np.mean(values))
+    for name, named in parts.items():
+        for part in sorted(named)[:MOST_PARTS]:
+            figures[f"parts/{name}/{part}"] = float(np.mean(named[part]))
     figures["health/scorer_faults"] = float(sum(table.faults.values()))
     return figures
-
-
-def _compute_player_figures(table: RewardTable, players: int) -> dict[str, float]:
-    """Means of the rewards of each player, in self-play."""
-    raw: dict[str, list[float]] = {}
-    for (tree, _), entries in (*table.turns.items(), *table.rollouts.items()):
-        for entry in entries.values():
-            if entry.raw is not None and players > 1:
-                raw.setdefault(f"{entry.name}/{tree % players}", []).append(entry.raw)
-    return {f"players/{name}": float(np.mean(values)) for name, values in sorted(raw.items())}
-
-
-def _compute_part_figures(table: RewardTable) -> dict[str, float]:
-    """Means of the parts of scores, such as the share of confidences at the extremes.
-
-    Rewards of others name their parts as they like: at most `MOST_PARTS` of a reward, of plain
-    names, become curves. All of them are stored with the rollouts.
-    """
-    parts: dict[str, dict[str, list[float]]] = {}
-    for entries in (*table.turns.values(), *table.rollouts.values()):
-        for entry in entries.values():
-            for part, value in entry.parts.items():
-                if _plain_name(part):
-                    parts.setdefault(entry.name, {}).setdefault(part, []).append(value)
-    return {
-        f"parts/{name}/{part}": float(np.mean(named[part]))
-        for name, named in parts.items()
-        for part in sorted(named)[:MOST_PARTS]
-    }
 
 
 def _compute_turn_figures(trees: Sequence[RolloutTree]) -> dict[str, float]:
@@ -189,20 +165,14 @@ def _compute_row_figures(train: TrainBatch, kinds: Sequence[str]) -> dict[str, f
     figures: dict[str, float] = {}
     levels = np.minimum(train.batch.levels.numpy(), len(kinds) - 1)
     groups = train.batch.group_ids.numpy()
-    per_row = _row_means(train.advantages, train.mask)
+    counts = train.mask.sum(dim=1).clamp(min=1)
+    per_row = (train.advantages.where(train.mask, 0.0).sum(dim=1) / counts).numpy()
     for level in np.unique(levels):
         rows, kind = levels == level, kinds[int(level)]
         silent = [not per_row[rows & (groups == g)].any() for g in np.unique(groups[rows])]
         figures[f"rollout/zero_signal_{kind}"] = float(np.mean(silent))
         figures[f"train/advantage_abs_{kind}"] = float(np.abs(per_row[rows]).mean())
     return figures
-
-
-def _row_means(values: Tensor, mask: Tensor) -> np.ndarray:
-    """`[B]` mean over each row's mask; 0 for a row with an empty mask."""
-    counts = mask.sum(dim=1).clamp(min=1)
-    means: np.ndarray = (values.where(mask, 0.0).sum(dim=1) / counts).numpy()
-    return means
 
 
 def _compute_calibration_figures(
@@ -285,12 +255,9 @@ def compute_mismatch_figures(
 
 MOST_KEYS, MOST_VALUES = 50, 20
 """Maximum number of `info` keys, first by name, and of values per key, most frequent first."""
-
-
 _LONGEST_WORD = 40
-
-
 _LARGEST = 1e18
+"""Numbers above it are left out; JSON integers are unbounded."""
 
 
 def environment_figures(trees: Sequence[RolloutTree]) -> dict[str, float]:
@@ -318,49 +285,34 @@ def environment_figures(trees: Sequence[RolloutTree]) -> dict[str, float]:
     environment_tokens = sum(
         len(s.token_ids) for path in rollouts for s in path if s.author == "environment"
     )
+    # One that is cut off has an observation after its last turn.
+    continued = {(t, s.parent) for t, tree in enumerate(trees) for s in tree.segments}
+    finished = [
+        (t, last) not in continued for t, tree in enumerate(trees) for last in tree.rollouts
+    ]
+    info: dict[str, list[object]] = {}
+    for turn in turns:
+        for key, value in turn.info.items():
+            info.setdefault(_sanitize_metric_name(key), []).append(value)
     figures = {
         "turns": float(np.mean(lengths)),
         "turns_max": float(max(lengths)),
         "tokens_per_turn": policy_tokens / len(turns),
         "token_share": environment_tokens / (environment_tokens + policy_tokens),
-        "finished": float(
-            np.mean([done for tree in trees for done in _flag_finished_rollouts(tree)])
-        ),
+        "finished": float(np.mean(finished)),
         "faults": float(sum(is_fault_segment(s) for t in trees for s in t.segments)),
         **{
             f"turn/{kind}": share
             for kind, share in _compute_word_shares([s.kind for s in turns]).items()
         },
-        **{f"info/{name}": value for name, value in _compute_info_figures(turns).items()},
     }
-    return {f"environment/{name}": value for name, value in figures.items()}
-
-
-def _flag_finished_rollouts(tree: RolloutTree) -> list[bool]:
-    """Whether each rollout finished: one that is cut off has an observation after its last turn."""
-    continued = {segment.parent for segment in tree.segments}
-    return [last not in continued for last in tree.rollouts]
-
-
-def _compute_info_figures(turns: Sequence[Segment]) -> dict[str, float]:
-    """Means of numbers and shares of words in `info`, over the turns that have them."""
-    info: dict[str, list[object]] = {}
-    for turn in turns:
-        for key, value in turn.info.items():
-            info.setdefault(_sanitize_metric_name(key), []).append(value)
-    figures: dict[str, float] = {}
     for key in sorted(info)[:MOST_KEYS]:
-        numbers = [float(v) for v in info[key] if isinstance(v, int | float) and _is_small(v)]
+        numbers = [float(v) for v in info[key] if isinstance(v, int | float) and abs(v) <= _LARGEST]
         if numbers:
-            figures[key] = float(np.mean(numbers))
+            figures[f"info/{key}"] = float(np.mean(numbers))
         shares = _compute_word_shares([v for v in info[key] if isinstance(v, str)])
-        figures |= {f"{key}/{word}": share for word, share in shares.items()}
-    return figures
-
-
-def _is_small(value: float) -> bool:
-    """Whether a value is finite and small enough to sum; JSON integers are unbounded."""
-    return abs(value) <= _LARGEST
+        figures |= {f"info/{key}/{word}": share for word, share in shares.items()}
+    return {f"environment/{name}": value for name, value in figures.items()}
 
 
 def _compute_word_shares(texts: Sequence[str]) -> Mapping[str, float]:
@@ -419,20 +371,9 @@ def write_memory_snapshot(path: Path) -> None:
 
 SUSTAINED = 3
 """Consecutive steps that must show the pattern, and first steps that form the baseline."""
-
-
 FULL, RISE, REPEATS = 0.85, 1.4, 0.10
 """Thresholds: share of the allowed turns, growth of turns, share of turns that repeat others."""
-
-
-INVALID_AT_FIRST, INVALID_LATELY = 0.5, 0.8
-"""Thresholds of the share of invalid turns: in the first steps, and in the latest."""
-
-
-_TURNS, _INFO = "environment/turns", "environment/info/"
-
-
-_INVALID = "environment/turn/invalid"
+_TURNS = "environment/turns"
 
 
 def find_over_querying(
@@ -456,8 +397,12 @@ def find_over_querying(
         return None
     first, latest = steps[:SUSTAINED], steps[-SUSTAINED:]
     began = float(np.mean([figures[_TURNS] for figures in first]))
-    name = _INFO + repeats
-    if not all(_is_over_querying(f, began, max_turns, f.get(name)) for f in latest):
+    name = f"environment/info/{repeats}"
+    if not all(
+        figures[_TURNS] >= FULL * max_turns
+        and (figures.get(name, 0.0) >= REPEATS or figures[_TURNS] >= RISE * began)
+        for figures in latest
+    ):
         return None
     turns = float(np.mean([figures[_TURNS] for figures in latest]))
     repeated = [figures[name] for figures in latest if name in figures]
@@ -470,37 +415,6 @@ def find_over_querying(
     )
 
 
-def _is_over_querying(
-    figures: Mapping[str, float], began: float, max_turns: int, repeated: float | None
-) -> bool:
-    turns = figures[_TURNS]
-    repeats = repeated is not None and repeated >= REPEATS
-    return turns >= FULL * max_turns and (repeats or turns >= RISE * began)
-
-
-def find_invalid_turns(history: Sequence[Mapping[str, float]]) -> str | None:
-    """Detects a policy that has learned to take turns that its environment rejects.
-
-    Args:
-        history: metrics of the phase's steps so far, from the first. Environments name the kind of
-            such turns `invalid`.
-    """
-    shares = [figures[_INVALID] for figures in history if _INVALID in figures]
-    first, latest = shares[:SUSTAINED], shares[-SUSTAINED:]
-    if (
-        len(shares) < 2 * SUSTAINED
-        or np.mean(first) > INVALID_AT_FIRST
-        or min(latest) < INVALID_LATELY
-    ):
-        return None
-    return (
-        f"invalid turns: {np.mean(latest):.0%} of the turns are now invalid, up from "
-        f"{np.mean(first):.0%} at the start of the phase. The usual cause is that an invalid turn "
-        "earns more than a valid one, for example where every valid turn costs something: compare "
-        "what both earn with rlx samples"
-    )
-
-
 def find_no_gradient(step: int, history: Sequence[Mapping[str, float]]) -> str | None:
     """Detects that the latest steps changed nothing: no token of any group had an advantage.
 
@@ -509,18 +423,17 @@ def find_no_gradient(step: int, history: Sequence[Mapping[str, float]]) -> str |
         history: metrics of the phase's steps so far, from the first.
     """
     latest = history[-IDLE_STEPS:]
-    if len(latest) < IDLE_STEPS or not all(map(_has_no_gradient, latest)):
+    if len(latest) < IDLE_STEPS or not all(
+        not figures.get("train/grad_norm")
+        and all(v == 1 for n, v in figures.items() if n.startswith("rollout/zero_signal_"))
+        for figures in latest
+    ):
         return None
     return (
         f"no gradient: steps {step - IDLE_STEPS + 1} to {step} changed nothing, as no token had an "
         "advantage. The usual cause is that all responses to a problem score alike: look at them "
         "and at what the model read with rlx samples, and at the credit of each token with rlx plan"
     )
-
-
-def _has_no_gradient(figures: Mapping[str, float]) -> bool:
-    silent = [v for name, v in figures.items() if name.startswith("rollout/zero_signal_")]
-    return not figures.get("train/grad_norm") and all(share == 1 for share in silent)
 
 
 class AlarmWatch:
@@ -543,8 +456,6 @@ class AlarmWatch:
         """Adds the metrics of a step; an alarm is recorded if there is a recorder."""
         self._history.append(figures)
         alarms = {"no_gradient": find_no_gradient(step, self._history)}
-        if self._max_turns is not None:
-            alarms["invalid_turns"] = find_invalid_turns(self._history)
         if self._max_turns is not None and "over_querying" not in self._raised:
             alarms["over_querying"] = find_over_querying(
                 self._history, self._max_turns, self._repeats
@@ -555,5 +466,4 @@ class AlarmWatch:
             elif kind not in self._raised:
                 self._raised.add(kind)
                 if recorder is not None:
-                    recorder.event(kind, warning, level="warning")
-                    print(warning, flush=True)
+                    recorder.announce(kind, warning)

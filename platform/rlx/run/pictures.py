@@ -1,12 +1,11 @@
 """Draw the plots of a finished run and record them as artifacts."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from rlx.evaluation import (
     EvaluationPoint,
-    TurnDistribution,
     draw_accuracy_and_ece,
-    draw_distributions,
     draw_learning_curves,
     draw_reliability_diagram,
 )
@@ -37,9 +36,6 @@ CURVES = (
 """Metrics drawn after the mean of every reward, if the run has them; then what the environment
 reports of its turns."""
 
-COLUMNS = 60
-"""Approximate number of evenly spaced steps whose distributions are drawn."""
-
 
 def draw_run_pictures(registry: Registry, run_id: str, folder: RunFolder) -> list[Path]:
     """Draws the run's plots from the registry, records them as artifacts, and returns them."""
@@ -49,35 +45,22 @@ def draw_run_pictures(registry: Registry, run_id: str, folder: RunFolder) -> lis
     if before and after and before["brier"] is not None:
         made += draw_reliability_diagram(before, after, folder.pictures / "reliability")
     spec = registry.run(run_id).spec["rewards"]
-    rewards = [f"rewards/{name}/mean" for scope in ("turn", "global") for name in spec[scope]]
+    means = [f"rewards/{name}/mean" for scope in ("turn", "global") for name in spec[scope]]
     known = registry.queries.metric_names(run_id)
     reported = [name for name in known if name.startswith("environment/info/")]
-    names = [*rewards, *CURVES, *reported]
+    names = [*means, *CURVES, *reported]
     curves = registry.results.metrics(run_id, names)
     drawn = {name: curves[name] for name in names if len(curves.get(name, ())) > 1}
     if drawn:
         made += draw_learning_curves(drawn, folder.pictures / "curves")
-    if kinds := _collect_spreads(registry, run_id):
-        made += draw_distributions(kinds, folder.pictures / "distributions")
-    for path in made:
-        registry.results.add_artifact(run_id, path, "picture")
+    _record_pictures(registry, run_id, made)
     made += draw_over_steps(registry, run_id, folder)
     return made + draw_probes(registry, run_id, folder)
 
 
-def _collect_spreads(registry: Registry, run_id: str) -> dict[str, list[TurnDistribution]]:
-    """Rewards and lengths of trained turns by kind, at about `COLUMNS` evenly spaced steps."""
-    steps = registry.results.rollout_steps(run_id)
-    kinds: dict[str, list[TurnDistribution]] = {}
-    for step in steps[:: max(1, len(steps) // COLUMNS)]:
-        rows = registry.results.rollout_index(run_id, step)
-        for kind in sorted({row.turn for row in rows}):
-            own = [row for row in rows if row.turn == kind]
-            rewards = [row.reward for row in own if row.reward is not None]
-            kinds.setdefault(kind, []).append(
-                TurnDistribution(step, rewards, [r.n_tokens for r in own])
-            )
-    return kinds
+def _record_pictures(registry: Registry, run_id: str, made: Sequence[Path]) -> None:
+    for path in made:
+        registry.results.add_artifact(run_id, path, "picture")
 
 
 def draw_over_steps(registry: Registry, run_id: str, folder: RunFolder) -> list[Path]:
@@ -109,8 +92,7 @@ def draw_over_steps(registry: Registry, run_id: str, folder: RunFolder) -> list[
         }
         if several:
             made += draw_accuracy_and_ece(several, place / "over_steps")
-    for path in made:
-        registry.results.add_artifact(run_id, path, "picture")
+    _record_pictures(registry, run_id, made)
     return made
 
 
@@ -123,6 +105,5 @@ def draw_probes(registry: Registry, run_id: str, folder: RunFolder) -> list[Path
     own = [probe for probe in probes if probe.suite == "early_answering" and probe.verbal]
     if own:
         made += draw_verbal_against_sampled(own, folder.pictures / "verbal_conf")
-    for path in made:
-        registry.results.add_artifact(run_id, path, "picture")
+    _record_pictures(registry, run_id, made)
     return made

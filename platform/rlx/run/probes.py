@@ -1,15 +1,13 @@
 """Runs the probes of a run: the same held-out problems each time, split among the ranks."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rlx.errors import SpecError
 from rlx.model import Policy
 from rlx.phase_setup import PhaseSetup
 from rlx.probe import (
-    GRID,
     ProbeContext,
     ProbeDialogue,
     ProbeResult,
@@ -18,7 +16,6 @@ from rlx.probe import (
     probe_model,
 )
 from rlx.progress import Progress
-from rlx.record import Recorder, probe_table
 from rlx.reward import RewardPool
 from rlx.rollout import PromptFit, Sampler
 from rlx.run.collect import build_prompt_fit, draw_held_out_problems
@@ -26,8 +23,6 @@ from rlx.spec import ProbeSpec
 
 if TYPE_CHECKING:  # a probe needs no learner
     from rlx.learner import Ranks
-
-if TYPE_CHECKING:
     from rlx.run.context import RunContext
 
 
@@ -47,7 +42,7 @@ def run_probe(context: "RunContext", setup: PhaseSetup, *, step: int, label: str
     if not records:
         print(f"step {step}/{context.spec.steps}  probe: no answer could be probed", flush=True)
         return
-    record_probe_results(context.recorder, records, found, label, context.folder.probe(step))
+    context.recorder.probe(records, found, label, context.folder.probe(step))
     for one in records:
         curve = one.figures["p_correct"]
         change = f"{curve[0]['mean']:.3f} → {curve[-1]['mean']:.3f}"
@@ -123,18 +118,14 @@ def probe_problems(
         show(Progress("probe", done, total))
 
     share = probe_model(spec, means, drawn.problems[mine], seeds[mine], report_probe_progress)
-    return merge_probe_shares(ranks.gather(share) if ranks else [share])
-
-
-def merge_probe_shares(shares: Sequence[ProbeResult]) -> ProbeResult:
-    """Merges the ranks' results in problem order: rank r has every `count`-th problem from r on."""
-    count = len(shares)
-    total = sum(len(share.answered) for share in shares)
+    shares = ranks.gather(share) if ranks else [share]
+    # Rank r has every `count`-th problem from r on.
+    total = sum(len(one.answered) for one in shares)
     answered = tuple(shares[i % count].answered[i // count] for i in range(total))
     samples = [
-        replace(sample, answered=sample.answered * count + rank)
-        for rank, share in enumerate(shares)
-        for sample in share.samples
+        replace(sample, answered=sample.answered * count + of)
+        for of, one in enumerate(shares)
+        for sample in one.samples
     ]
     samples.sort(key=lambda sample: sample.answered)
     return ProbeResult(answered, tuple(samples))
@@ -146,36 +137,3 @@ def build_probe_records(
     """Builds the record of every scheme that was sampled."""
     built = [build_recorded_probe(found, spec, scheme, seed, step) for scheme in spec.schemes]
     return [one for one in built if one is not None]
-
-
-def record_probe_results(
-    recorder: Recorder, records: Sequence[RecordedProbe], found: ProbeResult, label: str, path: Path
-) -> None:
-    """Records the schemes of one probe: samples, figures, and the curves as metrics.
-
-    Args:
-        recorder: recorder of the run.
-        records: one per scheme, at least one, all of the same step.
-        found: the probe results that the records were built from.
-        label: label of the step, as for evaluations.
-        path: file of the samples.
-    """
-    recorder.probe(
-        records[0].step,
-        label,
-        {one.suite: one.figures for one in records},
-        dict(pair for one in records for pair in _list_curve_metrics(one)),
-        probe_table(found),
-        path,
-    )
-
-
-def _list_curve_metrics(one: RecordedProbe) -> Iterable[tuple[str, float]]:
-    """Metrics of one scheme: the points of its curve, and its scalars."""
-    figures, at = one.figures, f"probe/{one.suite}"
-    for share, band in zip(GRID, figures["p_correct"], strict=True):
-        yield f"{at}/mc_p_correct_{round(100 * share):03d}", band["mean"]
-    if figures["aoc"]["mean"] is not None:  # a complete response has an answer to compare with
-        yield f"{at}/aoc", figures["aoc"]["mean"]
-    yield f"{at}/accuracy", figures["accuracy"]
-    yield f"{at}/wrapped", figures["wrapped"]

@@ -47,7 +47,7 @@ def build_trained_rows(train: TrainBatch) -> TrainedRows:
     batch, streams, scores = train.batch, train.streams, train.scores
     row_scores = dict(vars(scores))
     per_token: dict[str, Tensor | None] = {}
-    for stream in (stream for stream in STREAMS.values() if stream.is_stored):
+    for stream in STREAMS.values():
         values = train.find_stream(stream.name)
         if values is not None and stream.shape == "[B]":
             row_scores[stream.stored_name] = values
@@ -90,7 +90,7 @@ def read_token_streams(
     if old is None:
         raise RegistryError("the step was recorded without old_logprobs")
     found: dict[str, Tensor] = {}
-    for stream in (one for one in STREAMS.values() if one.is_stored and one.is_optional):
+    for stream in (one for one in STREAMS.values() if one.is_optional):
         columns = rows.scores if stream.shape == "[B]" else rows.tokens
         values = columns.get(stream.stored_name)
         if values is None:

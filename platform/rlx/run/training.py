@@ -1,9 +1,7 @@
 """Runs one training step: the algorithm of `rlx.step`, with its models and its records."""
 
 import time
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from rlx.assignment import split_mini_batches
 from rlx.errors import DivergedModelError
@@ -83,9 +81,26 @@ def train_step(
     }
     updates, critic = learned
     peaks.end("update")
-    figures = peaks.figures | _compute_step_figures(
-        context, setup, step, rollouts, train, updates, critic, seconds
-    )
+    first, last = (updates[0], updates[-1]) if updates else (None, None)
+    figures = {
+        **peaks.figures,
+        **step_figures(
+            rollouts.trees,
+            rollouts.table,
+            train,
+            last,
+            critic,
+            seconds,
+            context.spec.evaluation.correct,
+            setup.spec.rollout.turns,
+            players=setup.plan.trees_per_prompt,
+        ),
+        "rollout/filtered": float(len(rollouts.filtered)),
+        **compute_sync_figures(context.sampler),
+        **compute_mismatch_figures(train, setup.spec.loss, first, context.learner.logprobs),
+    }
+    if rollouts.dropped is not None:
+        figures["prompts/dropped"] = float(rollouts.dropped)
     figures |= context.cpu.take("sample", "score", "learn") | context.cpu.take_rest()
     _record_training_step(context, phase, step, figures, rollouts, train, setup)
     controllers = controllers.after(train, setup.spec, with_critic=critic is not None)
@@ -112,7 +127,12 @@ class _RankActors:
     def sample_and_score(self) -> StepRollouts:
         """Samples and scores the step's rollouts."""
         began = time.perf_counter()
-        rollouts = _collect_rollouts(self.context, self.setup, self.step, self.cursor)
+        try:
+            rollouts = collect_rollouts(self.context, self.setup, self.cursor)
+        except DivergedModelError as error:
+            raise DivergedModelError(
+                f"step {self.step}: {error}; `rlx export` writes the last checkpoint that is sound"
+            ) from error
         self.waited = time.perf_counter() - began
         self.peaks.end("sampling")
         return rollouts
@@ -134,51 +154,25 @@ class _RankActors:
             )
 
     def update_models(self, train: TrainBatch) -> tuple[list[UpdateStats], CriticStats | None]:
-        """Updates the critic, then the policy."""
-        with self.context.cpu.measure("learn"):
-            critic = self.controllers.critic
-            return _update_models(self.context, self.setup, train, critic, self.rate)
+        """Updates the critic, then the policy unless it is still in the critic's lead steps.
 
-
-def _collect_rollouts(
-    context: RunContext, setup: PhaseSetup, step: int, cursor: int
-) -> StepRollouts:
-    """The step's rollouts."""
-    try:
-        return collect_rollouts(context, setup, cursor)
-    except DivergedModelError as error:
-        raise DivergedModelError(
-            f"step {step}: {error}; `rlx export` writes the last checkpoint that is sound"
-        ) from error
-
-
-def _update_models(
-    context: RunContext,
-    setup: PhaseSetup,
-    train: TrainBatch,
-    critic_steps: int,
-    rate: float,
-) -> tuple[list[UpdateStats], CriticStats | None]:
-    """Updates the critic, then the policy unless it is still in the critic's lead steps.
-
-    Args:
-        critic_steps: number of steps in which the critic was trained before.
-
-    Returns:
-        The statistics of the policy's optimiser steps, empty if no token carried a signal, and
-        those of the critic's last update.
-    """
-    spec, critic_stats = context.spec.critic, None
-    if context.critic is not None and spec is not None and "values" in setup.needs:
-        for part in _list_updates(setup, train, spec):
-            rate_now = critic_rate(spec, critic_steps)
-            critic_stats = context.critic.update(part, rate_now) or critic_stats
-        if critic_steps < spec.lead_steps:
-            return [], critic_stats
-    parts = _list_updates(setup, train, setup.spec.optimizer)
-    updates = [context.learner.update(part, setup.spec.loss, rate) for part in parts]
-    synchronize_sampler(context)
-    return [update for update in updates if update is not None], critic_stats
+        Returns:
+            The statistics of the policy's optimiser steps, empty if no token carried a signal, and
+            those of the critic's last update.
+        """
+        context, setup, critic_stats = self.context, self.setup, None
+        spec, steps = context.spec.critic, self.controllers.critic
+        with context.cpu.measure("learn"):
+            if context.critic is not None and spec is not None and "values" in setup.needs:
+                for part in _list_updates(setup, train, spec):
+                    rate = critic_rate(spec, steps)
+                    critic_stats = context.critic.update(part, rate) or critic_stats
+                if steps < spec.lead_steps:
+                    return [], critic_stats
+            parts = _list_updates(setup, train, setup.spec.optimizer)
+            updates = [context.learner.update(part, setup.spec.loss, self.rate) for part in parts]
+            synchronize_sampler(context)
+            return [update for update in updates if update is not None], critic_stats
 
 
 def _list_updates(
@@ -186,37 +180,6 @@ def _list_updates(
 ) -> list[TrainBatch]:
     """What each optimizer step on a batch of rollouts learns from, in order."""
     return split_mini_batches(train, spec.mini_batches, setup.rules) * spec.updates_per_rollout
-
-
-def _compute_step_figures(
-    context: RunContext,
-    setup: PhaseSetup,
-    step: int,
-    rollouts: StepRollouts,
-    train: TrainBatch,
-    updates: Sequence[UpdateStats],
-    critic: CriticStats | None,
-    seconds: Mapping[str, float],
-) -> dict[str, float]:
-    """All metrics of a step, except the time that recording it takes."""
-    first, last = (updates[0], updates[-1]) if updates else (None, None)
-    correct, turns = context.spec.evaluation.correct, setup.spec.rollout.turns
-    players = setup.plan.trees_per_prompt
-    return {
-        **step_figures(
-            *(rollouts.trees, rollouts.table, train, last, critic, seconds, correct, turns),
-            players=players,
-        ),
-        "rollout/filtered": float(len(rollouts.filtered)),
-        **_compute_prompt_figures(rollouts),
-        **compute_sync_figures(context.sampler),
-        **compute_mismatch_figures(train, setup.spec.loss, first, context.learner.logprobs),
-    }
-
-
-def _compute_prompt_figures(rollouts: StepRollouts) -> dict[str, float]:
-    """How many problems were too long; empty if nothing limits them."""
-    return {} if rollouts.dropped is None else {"prompts/dropped": float(rollouts.dropped)}
 
 
 def _record_skipped_step(context: RunContext, step: int, rollouts: StepRollouts) -> None:
@@ -229,8 +192,7 @@ def _record_skipped_step(context: RunContext, step: int, rollouts: StepRollouts)
         break
     message = f"step {step} learned nothing: no rollout could be scored{why}"
     if context.recorder:
-        context.recorder.event("step_skipped", message, level="warning")
-        print(message, flush=True)
+        context.recorder.announce("step_skipped", message)
 
 
 def _record_training_step(
@@ -259,21 +221,16 @@ def _record_training_step(
         trees,
         table,
         build_trained_rows(train),
-        _build_step_statistics(train, phase, setup),
+        {  # what is needed to recompute the step's credit, besides its rows
+            "phase": phase,
+            "rows": len(train.batch.rows),
+            "tokens": int(train.batch.is_token.sum()),
+            "beta": train.streams.beta,
+            "state_before": dict(train.streams.state),
+            "state": dict(train.state),
+            "max_tokens": dict(setup.max_tokens),
+        },
         context.folder.rollouts(step),
         roles,
         pieces=build_piece_splitter(context.policy.dialogue),
     )
-
-
-def _build_step_statistics(train: TrainBatch, phase: str, setup: PhaseSetup) -> dict[str, Any]:
-    """The values that are needed to recompute the step's credit, besides its rows."""
-    return {
-        "phase": phase,
-        "rows": len(train.batch.rows),
-        "tokens": int(train.batch.is_token.sum()),
-        "beta": train.streams.beta,
-        "state_before": dict(train.streams.state),
-        "state": dict(train.state),
-        "max_tokens": dict(setup.max_tokens),
-    }

@@ -59,8 +59,9 @@ def start_warm(
 
     def report_damage(message: str) -> None:
         if recorder:
-            recorder.event("warm_start_refused", message, level="warning")
-        print(message, flush=True)
+            recorder.announce("warm_start_refused", message)
+        else:
+            print(message, flush=True)
 
     cache = get_rlx_home() / WARM_STARTS
     cache.mkdir(parents=True, exist_ok=True)

@@ -13,7 +13,6 @@ FaultKind = Literal[
     "file", "syntax", "unknown_key", "missing_key", "value", "conflict", "plugin", "machine"
 ]
 
-
 _Decay = Annotated[float, Field(ge=0, lt=1)]
 
 Betas = tuple[_Decay, _Decay]

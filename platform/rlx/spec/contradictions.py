@@ -5,17 +5,17 @@ key that causes it and, where the file lacks that key, at the one that it contra
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from graphlib import CycleError, TopologicalSorter
 
 from rlx.plugin import LARGEST
 from rlx.spec.base import KeyPath, get_at_path
 from rlx.spec.experiment import ExperimentSpec
-from rlx.spec.model import TinyModelSpec
+from rlx.spec.model import TinyModelSpec, WarmStart
 from rlx.spec.reading import Diagnostic, build_error, build_warning, did_you_mean, suggest_name
 from rlx.spec.reward import EVERY_TURN, GlobalReward, TurnReward
 from rlx.spec.rollout import AgentRolloutSpec, EnvironmentRolloutSpec, MultiTurnRolloutSpec
-from rlx.spec.training import VllmSamplerSpec
+from rlx.spec.training import CriticSpec, OptimizerSpec, VllmSamplerSpec
 
 _MOST_ROWS = 10**6
 """Rows that one step may sample: all of them are in memory at once, and each is a row of the
@@ -32,31 +32,21 @@ _AnyReward = TurnReward | GlobalReward
 def find_contradictions(spec: ExperimentSpec) -> Iterator[Diagnostic]:
     """Yields contradictions between sections; contradictions introduced by a phase's `set` are not
     covered."""
-    yield from _check_name(spec)
-    yield from _check_sizes(spec)
-    yield from _check_repeated_spans(spec)
-    yield from _check_reward_settings(spec)
-    yield from _check_entropy_bonus(spec)
-    yield from _check_expected_score(spec)
-    yield from _check_loss_settings(spec)
-    yield from _check_probe_settings(spec)
-    yield from _check_kl_horizon(spec)
-    yield from _check_rank_counts(spec)
-    yield from _check_position_budget(spec)
-    yield from _check_engine_settings(spec)
-    yield from _check_self_play(spec)
-
-
-# Name ------------------------------------------------------------------------------------------
-
-
-def _check_name(spec: ExperimentSpec) -> Iterator[Diagnostic]:
     if _RUN_REFERENCE.fullmatch(spec.name):
         yield build_error(
             ("name",),
             f"name is {spec.name!r}, which commands read as a run's number or the newest run",
             f"choose another, such as 'run-{spec.name}'",
         )
+    yield from _check_sizes(spec)
+    yield from _check_spans(spec)
+    yield from _check_rewards(spec)
+    yield from _check_expected_score(spec)
+    yield from _check_loss(spec)
+    yield from _check_probe(spec)
+    yield from _check_rank_counts(spec)
+    yield from _check_positions(spec)
+    yield from _check_sampling(spec)
 
 
 # Sizes -----------------------------------------------------------------------------------------
@@ -91,7 +81,7 @@ def _check_sizes(spec: ExperimentSpec) -> Iterator[Diagnostic]:
         )
 
 
-def _check_repeated_spans(spec: ExperimentSpec) -> Iterator[Diagnostic]:
+def _check_spans(spec: ExperimentSpec) -> Iterator[Diagnostic]:
     for level in spec.rollout.list_levels():
         spans = level.turn.spans
         for number, span in enumerate(spans):
@@ -99,22 +89,35 @@ def _check_repeated_spans(spec: ExperimentSpec) -> Iterator[Diagnostic]:
                 path = ("rollout", *level.at, "spans", number)
                 message = f"{level.key}.spans names {span!r} more than once"
                 yield build_error(path, message, "name each tag once")
+    bonus, declared = spec.loss.entropy, _list_spans(spec)
+    if bonus is not None and bonus.span is not None and bonus.span not in declared:
+        message = (
+            f"loss.entropy.span is {bonus.span!r}, but the turns declare "
+            f"{', '.join(declared) or 'no spans'}"
+        )
+        yield build_error(("loss", "entropy", "span"), message, suggest_name(bonus.span, declared))
+
+
+def _list_spans(spec: ExperimentSpec) -> list[str]:
+    return [span for turn in spec.rollout.turn_specs.values() for span in turn.spans]
 
 
 # Rewards ---------------------------------------------------------------------------------------
 
 
-def _check_reward_settings(spec: ExperimentSpec) -> Iterator[Diagnostic]:
+def _check_rewards(spec: ExperimentSpec) -> Iterator[Diagnostic]:
     turn, whole = spec.rewards.turn, spec.rewards.global_
     if not spec.learns_from_rewards:
-        yield from _check_teacher_settings(spec)
-    elif not turn and not whole:
-        yield build_error(
-            ("rewards",),
-            "rewards is empty: name at least one under rewards.turn",
-            *_advise_on_teacher(spec),
-        )
+        yield from _check_teacher(spec)
     if not turn and not whole:
+        if spec.learns_from_rewards:
+            yield build_error(
+                ("rewards",),
+                "rewards is empty: name at least one under rewards.turn",
+                "to learn from model.reference alone, add `loss: {kl: {coefficient: 1}}`"
+                if spec.model.reference is not None
+                else "",
+            )
         return
     if not spec.learns_from_rewards:
         pass
@@ -173,7 +176,7 @@ def _check_reward_settings(spec: ExperimentSpec) -> Iterator[Diagnostic]:
         )
 
 
-def _check_teacher_settings(spec: ExperimentSpec) -> Iterator[Diagnostic]:
+def _check_teacher(spec: ExperimentSpec) -> Iterator[Diagnostic]:
     """Yields what reads rewards in an experiment that learns from a teacher alone."""
     if spec.rollout.dynamic_sampling is not None:
         yield build_error(
@@ -189,13 +192,6 @@ def _check_teacher_settings(spec: ExperimentSpec) -> Iterator[Diagnostic]:
             "record one without summing it: a name that begins with '_'",
             against=("model", "reference"),
         )
-
-
-def _advise_on_teacher(spec: ExperimentSpec) -> list[str]:
-    """What a teacher needs besides, if there is one."""
-    if spec.model.reference is None:
-        return []
-    return ["to learn from model.reference alone, add `loss: {kl: {coefficient: 1}}`"]
 
 
 def _list_read_rewards(reward: _AnyReward) -> dict[str, str]:
@@ -277,46 +273,43 @@ def _find_cycle(reads: Mapping[str, Mapping[str, str]]) -> list[str]:
 
 def _check_evaluation_judge(spec: ExperimentSpec) -> Iterator[Diagnostic]:
     rewards, judge = spec.rewards.turn, spec.evaluation.correct
-    first = spec.rollout.answer_turn
-    path: KeyPath = ("evaluation", "correct")
+    first, turns = spec.rollout.answer_turn, spec.rollout.turns
     names = (*rewards, *spec.rewards.global_)
+    path: KeyPath = ("evaluation", "correct")
+    choices: Iterable[str] = rewards
+    help_ = ""
     if judge not in names:
-        message = (
-            f"evaluation.correct is {judge!r}, which is not a reward; "
-            f"there are: {', '.join(names) or 'none'}"
-        )
-        help_ = ""
+        what, choices = f"is not a reward; there are: {', '.join(names) or 'none'}", names
         if "correct" not in spec.evaluation.model_fields_set:
             only = names[0] if len(names) == 1 else "NAME"
             help_ = (
                 f"say which reward means that an answer is right: evaluation: {{correct: {only}}}"
             )
             path = path if "evaluation" in spec.model_fields_set else ("rewards",)
-        yield build_error(path, message, suggest_name(judge, names, help_))
     elif judge in rewards and isinstance(spec.rollout, MultiTurnRolloutSpec):
-        message = f"evaluation.correct is {judge!r}, which scores turns"
+        what, choices = "scores turns", spec.rewards.global_
         help_ = "it must say whether a whole rollout is right: name one of rewards.global"
-        yield build_error(path, message, suggest_name(judge, spec.rewards.global_, help_))
-    elif judge not in rewards and first != spec.rollout.turns[0]:
-        message = f"evaluation.correct is {judge!r}, which scores what continues the prompt"
-        help_ = f"that is a {spec.rollout.turns[0]} here: name a reward of {first} turns"
-        yield build_error(path, message, suggest_name(judge, rewards, help_))
-    elif judge in rewards and rewards[judge].turn in {*spec.rollout.turns} - {first}:
-        message = f"evaluation.correct is {judge!r}, which scores {rewards[judge].turn} turns"
-        good = tuple(name for name, reward in rewards.items() if reward.turn == first)
+    elif judge not in rewards and first != turns[0]:
+        what = "scores what continues the prompt"
+        help_ = f"that is a {turns[0]} here: name a reward of {first} turns"
+    elif judge in rewards and rewards[judge].turn in {*turns} - {first}:
+        what = f"scores {rewards[judge].turn} turns"
+        choices = [name for name, reward in rewards.items() if reward.turn == first]
         help_ = f"it must say whether an {first} is correct"
-        yield build_error(
-            path,
-            message,
-            suggest_name(judge, good, help_),
-            against=("rewards", "turn", judge, "turn"),
-        )
+    else:
+        return
+    yield build_error(
+        path,
+        f"evaluation.correct is {judge!r}, which {what}",
+        suggest_name(judge, choices, help_),
+        against=("rewards", "turn", judge, "turn") if judge in rewards else (),
+    )
 
 
-# Probe, KL, ranks and positions -------------------------------------------------------------------
+# Probe, ranks and positions -----------------------------------------------------------------------
 
 
-def _check_probe_settings(spec: ExperimentSpec) -> Iterator[Diagnostic]:
+def _check_probe(spec: ExperimentSpec) -> Iterator[Diagnostic]:
     if spec.probe is None:
         return
     first, *_ = spec.rollout.list_levels()
@@ -372,19 +365,6 @@ def _check_probe_settings(spec: ExperimentSpec) -> Iterator[Diagnostic]:
         )
 
 
-def _check_kl_horizon(spec: ExperimentSpec) -> Iterator[Diagnostic]:
-    adaptive = spec.credit.kl_adaptive
-    rows = spec.rollout.rows_per_step
-    if adaptive is not None and 0.2 * rows >= adaptive.horizon:
-        yield build_error(
-            ("credit", "kl_adaptive", "horizon"),
-            f"credit.kl_adaptive.horizon is {adaptive.horizon:g}, but a step has up to {rows} "
-            "rollouts: β would be multiplied by 1 - 0.2 · rollouts / horizon, which is not "
-            "positive",
-            "the horizon counts rollouts, not steps; the original method uses 10000",
-        )
-
-
 def _check_rank_counts(spec: ExperimentSpec) -> Iterator[Diagnostic]:
     ranks = spec.runner.ranks
     shared = {("evaluation", "problems"): spec.evaluation.problems}
@@ -403,7 +383,7 @@ def _check_rank_counts(spec: ExperimentSpec) -> Iterator[Diagnostic]:
             yield build_error(path, message, help_, against=("runner", "ranks"))
 
 
-def _check_position_budget(spec: ExperimentSpec) -> Iterator[Diagnostic]:
+def _check_positions(spec: ExperimentSpec) -> Iterator[Diagnostic]:
     if not isinstance(spec.model, TinyModelSpec):
         return
     budgets = spec.rollout.budgets
@@ -434,17 +414,6 @@ def _check_position_budget(spec: ExperimentSpec) -> Iterator[Diagnostic]:
 # Loss ---------------------------------------------------------------------------------------------
 
 
-def _check_entropy_bonus(spec: ExperimentSpec) -> Iterator[Diagnostic]:
-    bonus = spec.loss.entropy
-    spans = [s for turn in spec.rollout.turn_specs.values() for s in turn.spans]
-    if bonus is not None and bonus.span is not None and bonus.span not in spans:
-        message = (
-            f"loss.entropy.span is {bonus.span!r}, but the turns declare "
-            f"{', '.join(spans) or 'no spans'}"
-        )
-        yield build_error(("loss", "entropy", "span"), message, suggest_name(bonus.span, spans))
-
-
 def _check_expected_score(spec: ExperimentSpec) -> Iterator[Diagnostic]:
     expected = spec.loss.expected
     if expected is None:
@@ -458,8 +427,7 @@ def _check_expected_score(spec: ExperimentSpec) -> Iterator[Diagnostic]:
             against=("rollout", "schedule"),
         )
         return
-    turns, rewards = spec.rollout.turn_specs, spec.rewards.turn
-    spans = [s for turn in turns.values() for s in turn.spans]
+    turns, rewards, spans = spec.rollout.turn_specs, spec.rewards.turn, _list_spans(spec)
     if expected.span not in spans:
         message = (
             f"loss.expected.span is {expected.span!r}, but the turns declare "
@@ -490,8 +458,16 @@ def _check_expected_score(spec: ExperimentSpec) -> Iterator[Diagnostic]:
         yield build_error(("loss", "expected", "of"), message, help_)
 
 
-def _check_loss_settings(spec: ExperimentSpec) -> Iterator[Diagnostic]:
-    loss = spec.loss
+def _check_loss(spec: ExperimentSpec) -> Iterator[Diagnostic]:
+    loss, adaptive, rows = spec.loss, spec.credit.kl_adaptive, spec.rollout.rows_per_step
+    if adaptive is not None and 0.2 * rows >= adaptive.horizon:
+        yield build_error(
+            ("credit", "kl_adaptive", "horizon"),
+            f"credit.kl_adaptive.horizon is {adaptive.horizon:g}, but a step has up to {rows} "
+            "rollouts: β would be multiplied by 1 - 0.2 · rollouts / horizon, which is not "
+            "positive",
+            "the horizon counts rollouts, not steps; the original method uses 10000",
+        )
     if loss.kl is not None and spec.credit.use_kl_in_reward:
         yield build_error(
             ("loss", "kl"),
@@ -528,8 +504,9 @@ def _check_loss_settings(spec: ExperimentSpec) -> Iterator[Diagnostic]:
 # Sampler ------------------------------------------------------------------------------------------
 
 
-def _check_engine_settings(spec: ExperimentSpec) -> Iterator[Diagnostic]:
-    """Yields settings that the engine would silently change, or cannot honor on the CPU."""
+def _check_sampling(spec: ExperimentSpec) -> Iterator[Diagnostic]:
+    """Yields settings that the engine would silently change or cannot honor, and those of the
+    rollout that self-play cannot have."""
     sampler = spec.sampler
     if spec.runner.device == "cpu" and sampler.needs_gpu:
         yield build_error(
@@ -549,13 +526,6 @@ def _check_engine_settings(spec: ExperimentSpec) -> Iterator[Diagnostic]:
                 "for greedy decoding, use top_k: 1",
                 against=("sampler", "engine"),
             )
-
-
-# Self-play ----------------------------------------------------------------------------------------
-
-
-def _check_self_play(spec: ExperimentSpec) -> Iterator[Diagnostic]:
-    """Yields settings of the rollout that self-play cannot have."""
     rollout = spec.rollout
     if not isinstance(rollout, EnvironmentRolloutSpec) or rollout.self_play is None:
         return
@@ -578,46 +548,48 @@ def _check_self_play(spec: ExperimentSpec) -> Iterator[Diagnostic]:
 def find_cautions(spec: ExperimentSpec) -> Iterator[Diagnostic]:
     """Yields warnings about the experiment as it stands in phases without `set`."""
     plain = [phase for phase in spec.phases if not phase.set]
-    warmup = spec.optimizer.warmup_steps
+    critic, warm = spec.critic, spec.model.warm_start
     for phase in plain:
-        if warmup >= phase.steps:
+        whole = f"phase '{phase.name}'"
+        yield from _check_warmup(("optimizer",), spec.optimizer, phase.steps, whole)
+    if critic is not None:
+        yield from _check_warmup(("critic",), critic, spec.steps, "the run")
+        if critic.lead_steps >= spec.steps:
             yield build_warning(
-                ("optimizer", "warmup_steps"),
-                f"optimizer.warmup_steps is {warmup}, but phase '{phase.name}' ends after "
-                f"{phase.steps} steps: the learning rate never leaves its warm-up",
+                ("critic", "lead_steps"),
+                f"critic.lead_steps is {critic.lead_steps}, and the run takes {spec.steps} steps: "
+                "the policy never learns",
             )
-    critic = spec.critic
-    if critic is not None and critic.lead_steps >= spec.steps:
-        yield build_warning(
-            ("critic", "lead_steps"),
-            f"critic.lead_steps is {critic.lead_steps}, and the run takes {spec.steps} steps: the "
-            "policy never learns",
-        )
-    if critic is not None and critic.warmup_steps >= spec.steps:
-        yield build_warning(
-            ("critic", "warmup_steps"),
-            f"critic.warmup_steps is {critic.warmup_steps}, and the run takes {spec.steps} steps: "
-            "the critic's learning rate never leaves its warm-up",
-        )
-    warm = spec.model.warm_start
-    if warm is not None and warm.warmup_steps >= warm.steps:
-        yield build_warning(
-            ("model", "warm_start", "warmup_steps"),
-            f"model.warm_start.warmup_steps is {warm.warmup_steps}, but the warm start ends after "
-            f"{warm.steps} steps: the learning rate never leaves its warm-up",
-            against=("model", "warm_start", "steps"),
-        )
+    if warm is not None:
+        yield from _check_warmup(("model", "warm_start"), warm, warm.steps, "the warm start")
+    adams = {("optimizer",): spec.optimizer, ("critic",): critic, ("model", "warm_start"): warm}
+    for path, adam in adams.items():
+        if adam is not None and adam.learning_rate > _LARGEST_RATE:
+            yield build_warning(
+                (*path, "learning_rate"),
+                f"{'.'.join(path)}.learning_rate is {adam.learning_rate:g}: AdamW would move every "
+                "weight by about that much in each step",
+                "1e-6 is usual for a pretrained model and 1e-3 for a tiny one",
+            )
     yield from _check_replaced_sections(spec)
-    yield from _check_optimizer_values(spec)
     yield from _check_time_limits(spec)
     if plain:
         yield from _check_turn_sampling(spec)
-        yield from _check_judge_weight(spec)
         yield from _check_turn_tags(spec)
-        yield from _check_clip_distances(spec)
+        yield from _check_loss_values(spec)
         yield from _check_kl_settings(spec)
-        yield from _check_optimizer_steps(spec)
-        yield from _check_probe_close(spec)
+
+
+def _check_warmup(
+    path: tuple[str, ...], adam: OptimizerSpec | CriticSpec | WarmStart, steps: int, whole: str
+) -> Iterator[Diagnostic]:
+    if adam.warmup_steps >= steps:
+        yield build_warning(
+            (*path, "warmup_steps"),
+            f"{'.'.join(path)}.warmup_steps is {adam.warmup_steps}, but {whole} ends after {steps} "
+            "steps: the learning rate never leaves its warm-up",
+            against=(*path, "steps"),
+        )
 
 
 def _check_replaced_sections(spec: ExperimentSpec) -> Iterator[Diagnostic]:
@@ -681,30 +653,6 @@ def _check_kl_settings(spec: ExperimentSpec) -> Iterator[Diagnostic]:
         )
 
 
-def _check_optimizer_values(spec: ExperimentSpec) -> Iterator[Diagnostic]:
-    """Yields learning rates that are far too large, and betas in the wrong order."""
-    for path, section in (
-        (("optimizer",), spec.optimizer),
-        (("critic",), spec.critic),
-        (("model", "warm_start"), spec.model.warm_start),
-    ):
-        if section is not None and section.learning_rate > _LARGEST_RATE:
-            yield build_warning(
-                (*path, "learning_rate"),
-                f"{'.'.join(path)}.learning_rate is {section.learning_rate:g}: AdamW would move "
-                "every weight by about that much in each step",
-                "1e-6 is usual for a pretrained model and 1e-3 for a tiny one",
-            )
-    for name, adam in (("optimizer", spec.optimizer), ("critic", spec.critic)):
-        if adam is not None and adam.betas[0] > adam.betas[1]:
-            yield build_warning(
-                (name, "betas"),
-                f"{name}.betas is [{adam.betas[0]:g}, {adam.betas[1]:g}]: the first one, of the "
-                "mean gradient, is usually the smaller",
-                f"betas: [{adam.betas[1]:g}, {adam.betas[0]:g}]",
-            )
-
-
 def _check_time_limits(spec: ExperimentSpec) -> Iterator[Diagnostic]:
     """Yields calls of plugins that may take longer than a run may be without progress."""
     most = spec.runner.hang_after
@@ -730,22 +678,9 @@ def _check_time_limits(spec: ExperimentSpec) -> Iterator[Diagnostic]:
         )
 
 
-def _check_judge_weight(spec: ExperimentSpec) -> Iterator[Diagnostic]:
-    """Yields a negative weight of the reward that tells right from wrong."""
-    judge = spec.evaluation.correct
-    rewards: dict[str, _AnyReward] = {**spec.rewards.global_, **spec.rewards.turn}
-    reward = rewards.get(judge)
-    if reward is not None and reward.weight < 0 and not judge.startswith("_"):
-        path = (*_get_reward_path(judge, reward), "weight")
-        yield build_warning(
-            path,
-            f"{'.'.join(path)} is {reward.weight:g}, and evaluation.correct is {judge!r}: the "
-            "policy is paid for wrong answers",
-        )
-
-
-def _check_clip_distances(spec: ExperimentSpec) -> Iterator[Diagnostic]:
-    """Yields bounds of the ratio where its distances from 1 are meant."""
+def _check_loss_values(spec: ExperimentSpec) -> Iterator[Diagnostic]:
+    """Yields bounds of the ratio where its distances from 1 are meant, and updates that fit
+    neither the batch nor the surrogate."""
     low, high = spec.loss.clip
     if spec.loss.surrogate in ("clip", "cispo") and 0.5 <= low < 1 < high < 2:
         yield build_warning(
@@ -754,9 +689,6 @@ def _check_clip_distances(spec: ExperimentSpec) -> Iterator[Diagnostic]:
             f"[{1 - low:g}, {1 + high:g}]",
             f"for the bounds {low:g} and {high:g} write [{1 - low:g}, {high - 1:g}]",
         )
-
-
-def _check_optimizer_steps(spec: ExperimentSpec) -> Iterator[Diagnostic]:
     parts, prompts = spec.optimizer.mini_batches, spec.rollout.prompts_per_step
     if parts < prompts and prompts % parts:
         yield build_warning(
@@ -824,17 +756,10 @@ def _check_turn_tags(spec: ExperimentSpec) -> Iterator[Diagnostic]:
                 f"{', '.join(first.turn.spans)}, which {first.key}.spans names",
                 "show the form that rewards read",
             )
-
-
-def _check_probe_close(spec: ExperimentSpec) -> Iterator[Diagnostic]:
-    if spec.probe is None:
-        return
-    first, *_ = spec.rollout.list_levels()
-    spans, name = first.turn.spans, spec.probe.close.strip("</>")
-    if name not in spans:
+    if spec.probe is not None and (name := spec.probe.close.strip("</>")) not in first.turn.spans:
         yield build_warning(
             ("probe", "close"),
             f"probe.close ends a span {name!r}, but {first.key}.spans has "
-            f"{', '.join(spans) or 'none'}: rewards may look for the answer elsewhere",
-            suggest_name(spec.probe.close, (f"</{span}>" for span in spans)),
+            f"{', '.join(first.turn.spans) or 'none'}: rewards may look for the answer elsewhere",
+            suggest_name(spec.probe.close, (f"</{span}>" for span in first.turn.spans)),
         )

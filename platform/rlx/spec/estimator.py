@@ -18,23 +18,8 @@ from rlx.plugin import Estimator, Reading, StrictModel
 from rlx.spec.reward import PluginUse
 
 Normalize = Literal["std", "center", "leave_one_out", "batch_std"]
-
-
-Renormalize = Literal["rows", "tokens", "none"]
-
-
 Baseline = Literal["siblings", "prompt"]
-
-
 Singleton = Literal["zero", "raw", "refuse"]
-
-
-TurnStatistics = Literal["pooled", "per_turn"]
-
-
-SecondLevel = Literal["none", "prompt_scale", "prompt_renorm", "ema_scale"]
-
-
 Alpha = Literal["scores", "groups"]
 
 
@@ -149,7 +134,7 @@ class Gdpo(_NormalizingEstimator):
     """For each reward: std divides by the group's standard deviation, center does not.
     leave_one_out subtracts the mean of the others. batch_std divides by the standard deviation of
     all rewards of the batch."""
-    renormalize: Renormalize = "rows"
+    renormalize: Literal["rows", "tokens", "none"] = "rows"
     """rows: normalize the sum over the rows of the batch, as published. tokens: whiten it over the
     batch's tokens (verl). none: leave it."""
 
@@ -232,7 +217,7 @@ class MultiturnGrpo(_NormalizingEstimator):
     implementation: ClassVar[str] = "rlx.credit:estimate_multiturn_grpo"
     reads: ClassVar[Reading] = "turns"
 
-    statistics: TurnStatistics = "pooled"
+    statistics: Literal["pooled", "per_turn"] = "pooled"
     """One mean and standard deviation over all turns of a prompt, or one per turn number."""
     turn_weight: float = 0.5
     """Multiplies the turn advantages."""
@@ -296,7 +281,7 @@ class TwoLevel(_NormalizingEstimator):
     """For answers: compare those that continue the same turn, or all of the prompt."""
     confidence: ConfidenceSpec = ConfidenceSpec.model_construct()
     """The same conventions for the confidences of one answer; centered only by default."""
-    second_level: SecondLevel = "none"
+    second_level: Literal["none", "prompt_scale", "prompt_renorm", "ema_scale"] = "none"
     """Rescaling of the confidence advantages: prompt_scale divides by one standard deviation per
     prompt, prompt_renorm normalizes again within the prompt, ema_scale divides by a running scale
     over the whole run."""
@@ -417,24 +402,14 @@ class VinePpo(Estimator):
 
 
 TurnReduce = Literal["sum", "mean"]
-
-
 OnMissingTurn = Literal["drop", "to_last_token", "error"]
-
-
 ScoreSource = Literal["structured", "token_rewards"]
-
-
 KlKind = Literal["k1", "kl", "abs", "k2", "mse", "k3", "low_var_kl"]
-
-
 Profile = Literal["rlx", "verl", "trl", "kg_r1", "rlcr", "seed000", "seed004"]
-
 
 PROFILE_ALIASES: Final[dict[Profile, Profile]] = {"seed000": "kg_r1", "seed004": "rlcr"}
 """Deprecated names, which stored experiments have. `kg_r1` is KG-R1 (arXiv 2509.26383), `rlcr`
 is RLCR in two turns (arXiv 2507.16806)."""
-
 
 _CONVENTIONS: Final[dict[Profile, dict[str, Any]]] = {
     "rlx": {},
@@ -460,7 +435,6 @@ _CONVENTIONS: Final[dict[Profile, dict[str, Any]]] = {
 }
 """Options of the estimator, mask and loss that each profile sets unless the YAML does. `rlx` keeps
 their own defaults."""
-
 
 PROFILES: Final[dict[Profile, dict[str, Any]]] = {
     **_CONVENTIONS,

@@ -98,15 +98,10 @@ LauncherSpec = Annotated[LauncherPlugin, LAUNCHERS]
 """A bare kind stands for its defaults: `launcher: slurm`."""
 
 
-class OptimizerSpec(StrictModel):
-    """AdamW and its learning-rate schedule, which spans the steps of one phase."""
-
+class _Adam(StrictModel):
     learning_rate: float = Field(1e-6, gt=0)
     """Peak learning rate."""
-    schedule: Literal["constant", "linear", "cosine"] = "constant"
     warmup_steps: Count = Field(0, ge=0)
-    final_fraction: float = Field(0.0, ge=0, le=1)
-    """Final learning rate of a linear or cosine schedule, as a fraction of the peak."""
     betas: Betas = (0.9, 0.95)
     eps: float = Field(1e-8, gt=0)
     weight_decay: float = Field(0.0, ge=0)
@@ -118,20 +113,19 @@ class OptimizerSpec(StrictModel):
     step each. Advantages are those of the whole batch; the loss averages over one part."""
 
 
-class CriticSpec(StrictModel):
+class OptimizerSpec(_Adam):
+    """AdamW and its learning-rate schedule, which spans the steps of one phase."""
+
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    final_fraction: float = Field(0.0, ge=0, le=1)
+    """Final learning rate of a linear or cosine schedule, as a fraction of the peak."""
+
+
+class CriticSpec(_Adam):
     """A copy of the model with a value head, trained by its own engine."""
 
     learning_rate: float = Field(1e-5, gt=0)
     """Peak learning rate; constant after the warm-up."""
-    warmup_steps: Count = Field(0, ge=0)
-    betas: Betas = (0.9, 0.95)
-    eps: float = Field(1e-8, gt=0)
-    weight_decay: float = Field(0.0, ge=0)
-    max_grad_norm: float = Field(1.0, gt=0)
-    updates_per_rollout: Count = Field(1, ge=1)
-    """Passes of the critic over each batch of rollouts."""
-    mini_batches: Count = Field(1, ge=1)
-    """Parts of a batch of rollouts, with one optimizer step of the critic each."""
     value_clip: float | None = Field(0.5, gt=0)
     """PPO value clipping: the loss clips new values to within this distance of the values at
     sampling time; null disables it."""

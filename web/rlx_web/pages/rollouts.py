@@ -25,8 +25,6 @@ from rlx_web.pages.run import build_run_summary
 
 SCREEN = 4
 """Prompts per page."""
-OTHERS = 60
-"""Number of the newest runs that are looked at for a problem."""
 
 
 def build_rollouts_page(
@@ -36,15 +34,12 @@ def build_rollouts_page(
     query: RolloutQuery,
     against: int | None,
     page: int,
-    beside: str = "",
 ) -> dict[str, Any]:
-    """One page of the trees of a step that match a query; or one problem at two steps or runs.
+    """One page of the trees of a step that match a query; or one problem at two steps.
 
     Args:
         against: another step, whose trees of the same problem are shown beside.
         page: from 1.
-        beside: another run, whose trees of the same problem are shown beside: at the step
-            `against`, or at its step that is nearest to `step`.
 
     Raises:
         NotFoundError: a step has no recorded rollouts.
@@ -52,16 +47,26 @@ def build_rollouts_page(
     record = registry.run(ref)
     steps = registry.results.rollout_steps(record.id)
     at = _get_step_position(record, steps, step)
-    wanted, unread = _find_matching_trees(registry, record, step, query)
+    wanted, unread = registry.queries.matching_trees(record.id, step, query), None
+    if query.text is not None:  # which may be in a preview, or anywhere in the messages
+        others = registry.queries.matching_trees(record.id, step, replace(query, text=None))
+        containing, unread = find_trees_with_text(registry, record, step, query.text)
+        wanted = sorted({*wanted, *(containing & set(others))})
     pages = max(1, math.ceil(len(wanted) / SCREEN))
     page = min(page, pages)
     largest = registry.queries.largest_advantages(record.id, step)
     trees = _build_step_trees(registry, record, step, wanted[(page - 1) * SCREEN : page * SCREEN])
     other = None
-    if query.problem is not None and (beside or against is not None):
-        other = _build_other_trees(
-            registry, registry.run(beside) if beside else record, query.problem, against, step
+    if query.problem is not None and against is not None:
+        _get_step_position(record, steps, against)
+        there = registry.queries.matching_trees(
+            record.id, against, RolloutQuery(problem=query.problem)
         )
+        other = {
+            "step": against,
+            "largest": registry.queries.largest_advantages(record.id, against),
+            **_build_step_trees(registry, record, against, there[:SCREEN]),
+        }
     with_problem = (
         registry.queries.problem_steps(record.id, query.problem) if query.problem else None
     )
@@ -72,13 +77,12 @@ def build_rollouts_page(
         "steps": {"first": steps[0], "last": steps[-1], "count": len(steps)},
         "previous": steps[at - 1] if at else None,
         "next": steps[at + 1] if at + 1 < len(steps) else None,
-        "query": asdict(query) | {"against": against, "beside": beside},
+        "query": asdict(query) | {"against": against},
         "page": page,
         "pages": pages,
         "matching": len(wanted),
         "largest": largest,
         "problem_steps": with_problem,
-        "problem_runs": _list_other_runs(registry, record, query.problem) if query.problem else {},
         "reward_range": find_reward_range(row for tree in visible for row in tree["rows"]),
         "statistics": registry.results.rollout_body(record.id, step).statistics,
         "turns": sorted(largest),
@@ -104,31 +108,6 @@ def find_reward_range(rows: Iterable[Mapping[str, Any]]) -> tuple[float, float]:
     return low, high
 
 
-def _list_other_runs(registry: Registry, record: RunRecord, problem: str) -> dict[str, int]:
-    """The newest other runs that sampled a problem, and the newest step that did."""
-    rows = [row.id for row in registry.queries.run_rows() if row.id != record.id]
-    return registry.queries.problem_runs(rows[:OTHERS], problem)
-
-
-def _build_other_trees(
-    registry: Registry, record: RunRecord, problem: str, against: int | None, step: int
-) -> dict[str, Any]:
-    """The trees of a problem at a step of a run; by default its step nearest to `step`."""
-    if against is None:
-        sampled = registry.queries.problem_steps(record.id, problem)
-        if not sampled:
-            raise NotFoundError(f"{record.id} has not sampled the problem {problem}")
-        against = min(sampled, key=lambda s: (abs(s - step), s))
-    _get_step_position(record, registry.results.rollout_steps(record.id), against)
-    trees = registry.queries.matching_trees(record.id, against, RolloutQuery(problem=problem))
-    return {
-        "run": build_run_summary(record),
-        "step": against,
-        "largest": registry.queries.largest_advantages(record.id, against),
-        **_build_step_trees(registry, record, against, trees[:SCREEN]),
-    }
-
-
 def nearest_step(registry: Registry, ref: str, step: int) -> int:
     """The recorded step nearest to `step`.
 
@@ -142,21 +121,6 @@ def nearest_step(registry: Registry, ref: str, step: int) -> int:
     return min(steps, key=lambda s: (abs(s - step), s))
 
 
-def _find_matching_trees(
-    registry: Registry, record: RunRecord, step: int, query: RolloutQuery
-) -> tuple[list[int], str | None]:
-    """Trees that match a query; its text may occur in a preview or anywhere in the messages.
-
-    Also returns why messages were not searched, if the rollout file cannot be read.
-    """
-    fitting = registry.queries.matching_trees(record.id, step, query)
-    if query.text is None:
-        return fitting, None
-    others = registry.queries.matching_trees(record.id, step, replace(query, text=None))
-    containing, unread = find_trees_with_text(registry, record, step, query.text)
-    return sorted({*fitting, *(containing & set(others))}), unread
-
-
 def _get_step_position(record: RunRecord, steps: Sequence[int], step: int) -> int:
     if step not in steps:
         raise NotFoundError(f"{record.id} has no rollouts of step {step}")
@@ -166,7 +130,7 @@ def _get_step_position(record: RunRecord, steps: Sequence[int], step: int) -> in
 def _build_step_trees(
     registry: Registry, record: RunRecord, step: int, trees: Sequence[int]
 ) -> dict[str, Any]:
-    rows = registry.queries.tree_rows(record.id, step, trees)
+    rows = registry.results.rollout_index(record.id, step, trees)
     bodies, missing = load_tree_records(registry, record, step, trees) if trees else ({}, None)
     found = {
         tree: _build_rollout_tree(record, tree, [r for r in rows if r.tree == tree], bodies)

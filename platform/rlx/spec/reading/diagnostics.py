@@ -161,13 +161,12 @@ def build_refusal(diagnostics: Sequence[Diagnostic], file: str) -> InvalidSpec:
     Duplicates are removed. Faults are sorted by kind in the order of `FaultKind`, then by location
     in the file.
     """
-    rank = {kind: place for place, kind in enumerate(_ORDER)}
 
-    def get_fault_rank(fault: Diagnostic) -> tuple[int, int, int]:
+    def get_rank(fault: Diagnostic) -> tuple[int, int, int]:
         place = fault.position
-        return (rank[fault.kind], place.line if place else 0, place.column if place else 0)
+        return _ORDER.index(fault.kind), place.line if place else 0, place.column if place else 0
 
-    ordered = sorted(dict.fromkeys(diagnostics), key=get_fault_rank)
+    ordered = sorted(dict.fromkeys(diagnostics), key=get_rank)
     return _REFUSALS[min(d.exit_code for d in ordered)](ordered, file)
 
 
@@ -220,12 +219,6 @@ def _format_excerpt(position: SourceLocation) -> tuple[str, str]:
     return line, " " * _count_columns(before) + "^" * max(1, _count_columns(marked))
 
 
-def _indent_text(label: str, text: str, margin: str) -> str:
-    first, *rest = [escape_unprintable(line) for line in text.splitlines()] or [""]
-    head = f"{margin} = {label}: "
-    return "\n".join([head + first, *(" " * len(head) + line for line in rest)])
-
-
 def format_diagnostic(diagnostic: Diagnostic, file: str | None = None) -> str:
     """Returns the diagnostic as plain text of several lines, without a final newline.
 
@@ -245,8 +238,11 @@ def format_diagnostic(diagnostic: Diagnostic, file: str | None = None) -> str:
         lines.append(f"{margin} | {carets}")
     elif file is not None:
         lines.append(f"  --> {escape_unprintable(file)}")
-    lines += [_indent_text("help", text, margin) for text in diagnostic.helps]
-    lines += [_indent_text("note", text, margin) for text in diagnostic.notes]
+    for label, texts in (("help", diagnostic.helps), ("note", diagnostic.notes)):
+        head = f"{margin} = {label}: "
+        for text in texts:
+            first, *rest = [escape_unprintable(line) for line in text.splitlines()] or [""]
+            lines += [head + first, *(" " * len(head) + line for line in rest)]
     return "\n".join(lines)
 
 
@@ -272,15 +268,11 @@ def format_diagnostic_report(diagnostics: Sequence[Diagnostic], file: str, done:
     Args:
         done: participle for the closing line: "Nothing was {done}."; "" leaves that sentence out.
     """
-    closing = f"{escape_unprintable(file)}: {count_errors(diagnostics)}"
-    closing += f". Nothing was {done}." if done else ""
-    told = [format_diagnostic(d, file) for d in _drop_repeated_notes(diagnostics)]
-    return "\n\n".join([*told, closing])
-
-
-def _drop_repeated_notes(diagnostics: Iterable[Diagnostic]) -> Iterator[Diagnostic]:
-    """Yields diagnostics without the notes of earlier ones, such as the names of all plugins."""
-    seen: set[str] = set()
+    seen: set[str] = set()  # notes are shown once, such as the names of all plugins
+    told = []
     for one in diagnostics:
-        yield replace(one, notes=tuple(note for note in one.notes if note not in seen))
+        new = replace(one, notes=tuple(note for note in one.notes if note not in seen))
+        told.append(format_diagnostic(new, file))
         seen.update(one.notes)
+    closing = f"{escape_unprintable(file)}: {count_errors(diagnostics)}"
+    return "\n\n".join([*told, closing + (f". Nothing was {done}." if done else "")])

@@ -1,4 +1,4 @@
-"""Parses YAML into plain values and records the source location of each key and value.
+"""Parses YAML into values, each with its location in the source.
 
 It implements the YAML 1.2 core schema: `1e-5` is a number, `no` is text, `12:30` is text. Features
 that experiments do not need and that cause mistakes are rejected: duplicate keys, tags, anchors,
@@ -7,8 +7,9 @@ several documents.
 
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from typing import Any
 import yaml
 
 from rlx.errors import SpecError
-from rlx.spec.base import KeyPath, get_at_path
+from rlx.spec.base import KeyPath
 from rlx.spec.reading.diagnostics import Diagnostic, SourceLocation, build_refusal, format_key_path
 from rlx.spec.training import PhaseSpec
 from rlx.text import escape_unprintable
@@ -28,35 +29,72 @@ _TYPOGRAPHIC = re.compile("[\u2018-\u201f\u00ab\u00bb].*[\u2018-\u201f\u00ab\u00
 """A text between the quotes of a word processor."""
 _BREAKS = re.compile("\r\n|[\n\r\x85\u2028\u2029]")  # line breaks according to YAML
 
-Value = Any
-"""None, bool, int, float, str, and lists and mappings of them; keys are strings."""
+
+@dataclass(slots=True)
+class Node:
+    """A value of a document.
+
+    Attributes:
+        value: None, bool, int, float, str, a list of nodes, or nodes by key; keys are strings as
+            written, even numbers.
+        position: where the value is.
+        key: where its key is; None for the whole document and items of lists.
+    """
+
+    value: Any
+    position: SourceLocation
+    key: SourceLocation | None = None
+
+    @property
+    def tree(self) -> Any:
+        """The value without locations."""
+        if isinstance(self.value, dict):
+            return {key: node.tree for key, node in self.value.items()}
+        return [node.tree for node in self.value] if isinstance(self.value, list) else self.value
+
+    def child(self, step: str | int) -> "Node | None":
+        """The node of a key or of an item of a list; None if there is none."""
+        if isinstance(step, int):
+            is_there = isinstance(self.value, list) and step < len(self.value)
+        else:
+            is_there = isinstance(self.value, dict) and step in self.value
+        found: Node | None = self.value[step] if is_there else None
+        return found
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class YamlDocument:
-    """The values of one source and their locations.
+    """The values of one source, with those that overrides and the files it extends have added.
 
     Attributes:
         file: name as the user gave it.
         text: the source.
-        tree: plain values; keys are strings as written, even numbers.
-        keys: location of the key of each path; list items have none.
-        values: location of the value of each path.
+        root: the values with their locations.
         bases: name and text of each file that it extends, the nearest first.
     """
 
     file: str
     text: str
-    tree: Value
-    keys: Mapping[KeyPath, SourceLocation]
-    values: Mapping[KeyPath, SourceLocation]
+    root: Node
     bases: tuple[tuple[str, str], ...] = ()
+
+    @cached_property
+    def tree(self) -> Any:
+        """The plain values."""
+        return self.root.tree
 
     @property
     def whole_text(self) -> str:
         """The source and those of the files that it extends, as a stream of YAML documents."""
         parts = [f"--- # {escape_unprintable(name)}\n{text}" for name, text in self.bases]
         return "".join(f"{part.rstrip()}\n" for part in (self.text, *parts)) if parts else self.text
+
+    def find(self, path: KeyPath) -> Node | None:
+        """Returns the node at a path from the root; None if there is none."""
+        node: Node | None = self.root
+        for step in path:
+            node = node and node.child(step)
+        return node
 
     def locate(self, path: KeyPath, *, key: bool = False) -> SourceLocation | None:
         """Returns the location of `path` or of its nearest existing ancestor; None if neither
@@ -66,14 +104,12 @@ class YamlDocument:
             path: from the root of the file.
             key: return the location of the key even if the value is a scalar.
         """
-        for end in range(len(path), 0, -1):
-            here = path[:end]
-            if here in self.values:
-                scalar = not isinstance(get_at_path(self.tree, here), dict | list)
-                if scalar and not key and end == len(path):
-                    return self.values[here]
-                return self.keys.get(here, self.values[here])
-        return None
+        ends = range(len(path), 0, -1)
+        end, node = next(((end, n) for end in ends if (n := self.find(path[:end]))), (0, None))
+        if node is None:
+            return None
+        is_value = end == len(path) and not key and not isinstance(node.value, dict | list)
+        return node.position if is_value else node.key or node.position
 
 
 def read_text(path: Path) -> str:
@@ -97,27 +133,33 @@ def read_text(path: Path) -> str:
         before = data[: error.start].decode("utf-8-sig", errors="replace")
         lines = _BREAKS.split(before)
         text = lines[-1] + data[error.start :].split(b"\n")[0].decode("utf-8", errors="replace")
-        position = SourceLocation(str(path), len(lines), len(lines[-1]) + 1, 1, text)
         fault = Diagnostic(
             kind="file",
             message=f"the file is not UTF-8: byte 0x{data[error.start]:02x} at {error.start}",
-            position=position,
+            position=SourceLocation(str(path), len(lines), len(lines[-1]) + 1, 1, text),
             helps=("save it as UTF-8",),
         )
         raise build_refusal([fault], str(path)) from error
 
 
-def parse_yaml_document(text: str, file: str) -> YamlDocument:
+def parse_yaml_document(
+    text: str, file: str, move: Callable[[SourceLocation], SourceLocation] = lambda place: place
+) -> YamlDocument:
     """Parses one YAML document with any value at its root.
+
+    Args:
+        text: the source.
+        file: its name in messages.
+        move: moves a location in the text to where the text stands.
 
     Raises:
         InvalidSpec: lists every fault found; a syntax error hides the faults after it.
     """
-    reading = _DocumentReader(text, file)
-    tree = reading.value()
+    reading = _DocumentReader(text, file, move)
+    root = reading.read()
     if reading.faults:
         raise build_refusal(reading.faults, file)
-    return YamlDocument(file, text, tree, reading.keys, reading.values)
+    return YamlDocument(file, text, root)
 
 
 class _Loader(yaml.SafeLoader):
@@ -128,17 +170,15 @@ class _Loader(yaml.SafeLoader):
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
         event = self.peek_event()  # type: ignore[no-untyped-call]
-        mark = event.start_mark
+        problem = ""
         if getattr(event, "anchor", None) is not None:
-            raise yaml.MarkedYAMLError(
-                problem="anchors and aliases are not supported: write the value out",
-                problem_mark=mark,
-            )
-        if getattr(event, "tag", None) is not None:
-            raise yaml.MarkedYAMLError(problem="tags are not supported", problem_mark=mark)
-        if self.depth >= MAX_DEPTH:
+            problem = "anchors and aliases are not supported: write the value out"
+        elif getattr(event, "tag", None) is not None:
+            problem = "tags are not supported"
+        elif self.depth >= MAX_DEPTH:
             problem = f"nested deeper than {MAX_DEPTH} levels"
-            raise yaml.MarkedYAMLError(problem=problem, problem_mark=mark)
+        if problem:
+            raise yaml.MarkedYAMLError(problem=problem, problem_mark=event.start_mark)
         self.depth += 1
         try:
             return super().compose_node(parent, index)
@@ -161,55 +201,70 @@ for _tag, _pattern, _first in (
 
 
 class _DocumentReader:
-    """Converts the nodes of one source to values, and collects source locations and faults."""
+    """Converts PyYAML's nodes of one source, and collects faults."""
 
-    def __init__(self, text: str, file: str) -> None:
+    def __init__(
+        self, text: str, file: str, move: Callable[[SourceLocation], SourceLocation]
+    ) -> None:
         self.text = text
         self.file = file
+        self.move = move
         self.lines = _BREAKS.split(text)
         self.faults: list[Diagnostic] = []
-        self.keys: dict[KeyPath, SourceLocation] = {}
-        self.values: dict[KeyPath, SourceLocation] = {}
 
-    def value(self) -> Value:
+    def read(self) -> Node:
+        nothing = Node(None, self._locate(0, 0))
         try:
-            loader = _Loader(self.text)
-            node = loader.get_single_node()
+            node = _Loader(self.text).get_single_node()
         except yaml.MarkedYAMLError as error:
             self._report_syntax_error(error)
-            return None
+            return nothing
         except yaml.reader.ReaderError as error:
-            self._forbidden_character(error.position)
-            return None
-        return None if node is None else self._build(node, ())
+            name = escape_unprintable(self.text[error.position])
+            lines = _BREAKS.split(self.text[: error.position])
+            self._refuse(
+                f"the character {name} is not allowed in YAML; write it as an escape in quotes",
+                self._locate(len(lines) - 1, len(lines[-1])),
+            )
+            return nothing
+        return nothing if node is None else self._build(node, ())
 
-    def _build(self, node: yaml.Node, path: KeyPath) -> Value:
-        self.values[path] = self._position(node)
+    def _build(self, node: yaml.Node, path: KeyPath, key: SourceLocation | None = None) -> Node:
+        value: Any
         if isinstance(node, yaml.MappingNode):
-            return {key: self._build(value, (*path, key)) for key, value in self._items(node, path)}
-        if isinstance(node, yaml.SequenceNode):
-            return [self._build(item, (*path, i)) for i, item in enumerate(node.value)]
-        assert isinstance(node, yaml.ScalarNode)
-        return self._scalar(node)
+            value = {
+                name: self._build(below, (*path, name), at)
+                for name, at, below in self._list_items(node, path)
+            }
+        elif isinstance(node, yaml.SequenceNode):
+            value = [self._build(item, (*path, i)) for i, item in enumerate(node.value)]
+        else:
+            assert isinstance(node, yaml.ScalarNode)
+            value = self._read_scalar(node)
+        return Node(value, self._locate_node(node), key)
 
-    def _items(self, node: yaml.MappingNode, path: KeyPath) -> Iterator[tuple[str, yaml.Node]]:
+    def _list_items(
+        self, node: yaml.MappingNode, path: KeyPath
+    ) -> Iterator[tuple[str, SourceLocation, yaml.Node]]:
+        """Yields each key with its location and PyYAML's node of the value."""
         first: dict[str, int] = {}
         for key, value in node.value:
+            position = self._locate_node(key)
             if not isinstance(key, yaml.ScalarNode):
-                self._refuse("a key must be plain text", self._position(key))
+                self._refuse("a key must be plain text", position)
                 continue
             self._check_whole_characters(key)
-            position = self._position(key)
             if key.value in first:
-                name = format_key_path((*path, key.value))
-                message = f"duplicate key '{name}' (first on line {first[key.value]})"
-                self._refuse(message, position, path=(*path, key.value))
+                at = (*path, key.value)
+                message = (
+                    f"duplicate key '{format_key_path(at)}' (first on line {first[key.value]})"
+                )
+                self._refuse(message, position, path=at)
                 continue
             first[key.value] = position.line
-            self.keys[(*path, key.value)] = position
-            yield key.value, value
+            yield key.value, position, value
 
-    def _scalar(self, node: yaml.ScalarNode) -> Value:
+    def _read_scalar(self, node: yaml.ScalarNode) -> Any:
         text: str = node.value
         tag = node.tag.rpartition(":")[2]
         if tag == "null":
@@ -221,36 +276,34 @@ class _DocumentReader:
             if node.style is None and _TYPOGRAPHIC.fullmatch(text):
                 message = f"the quotes {text[0]} and {text[-1]} would be part of the text"
                 help_ = "write straight quotes, also around these if they are meant"
-                self._refuse(message, self._position(node), helps=(help_,))
+                self._refuse(message, self._locate_node(node), help_)
             return text
         if len(text) > _MAX_DIGITS:
-            self._refuse(f"the number has more than {_MAX_DIGITS} digits", self._position(node))
+            self._refuse(f"the number has more than {_MAX_DIGITS} digits", self._locate_node(node))
             return 0
         if tag == "int":
             return int(text, 0) if text[:2] in ("0o", "0x") else int(text)
         number = float(re.sub(r"\.(?=inf|nan)", "", text.lower()))
         if not math.isfinite(number):
-            self._refuse(f"{text} is not a finite number", self._position(node))
+            self._refuse(f"{text} is not a finite number", self._locate_node(node))
         return number
 
     def _check_whole_characters(self, node: yaml.ScalarNode) -> None:
         if not node.value.isascii() and any("\ud800" <= c <= "\udfff" for c in node.value):
-            self._refuse("half of a surrogate pair is not a character", self._position(node))
+            self._refuse("half of a surrogate pair is not a character", self._locate_node(node))
 
-    def _position(self, node: yaml.Node) -> SourceLocation:
+    def _locate_node(self, node: yaml.Node) -> SourceLocation:
         start, end = node.start_mark, node.end_mark
-        line = self.lines[start.line]
-        stop = end.column if end.line == start.line else len(line.rstrip())
-        width = max(1, stop - start.column)
-        return SourceLocation(self.file, start.line + 1, start.column + 1, width, line)
+        stop = end.column if end.line == start.line else len(self.lines[start.line].rstrip())
+        return self._locate(start.line, start.column, stop - start.column)
+
+    def _locate(self, line: int, column: int, width: int = 1) -> SourceLocation:
+        """The location at a line and column that count from 0."""
+        text = self.lines[min(line, len(self.lines) - 1)]
+        return self.move(SourceLocation(self.file, line + 1, column + 1, max(1, width), text))
 
     def _refuse(
-        self,
-        message: str,
-        position: SourceLocation | None,
-        *,
-        path: KeyPath = (),
-        helps: tuple[str, ...] = (),
+        self, message: str, position: SourceLocation | None, *helps: str, path: KeyPath = ()
     ) -> None:
         self.faults.append(
             Diagnostic(kind="syntax", message=message, path=path, position=position, helps=helps)
@@ -267,10 +320,10 @@ class _DocumentReader:
         if error.context == "while scanning a simple key" and error.context_mark:
             mark, message = error.context_mark, "expected a key, a colon and a space"
         if mark is None:
-            return self._refuse(message, None)
-        line = self.lines[min(mark.line, len(self.lines) - 1)]
-        position = SourceLocation(self.file, mark.line + 1, mark.column + 1, 1, line)
-        return self._refuse(message, position, helps=self._explain_syntax(error, mark.line))
+            self._refuse(message, None)
+        else:
+            helps = self._explain_syntax(error, mark.line)
+            self._refuse(message, self._locate(mark.line, mark.column), *helps)
 
     def _explain_syntax(self, error: yaml.MarkedYAMLError, number: int) -> tuple[str, ...]:
         """Returns the help for frequent mistakes, also for those that a line does not show."""
@@ -293,35 +346,23 @@ class _DocumentReader:
             return (f"write a space after '{word[1]}:'",)
         return ("indent with spaces",) if "'\\t'" in (error.problem or "") else ()
 
-    def _forbidden_character(self, index: int) -> None:
-        lines = _BREAKS.split(self.text[:index])
-        line = self.lines[len(lines) - 1]
-        position = SourceLocation(self.file, len(lines), len(lines[-1]) + 1, 1, line)
-        name = escape_unprintable(self.text[index])
-        message = f"the character {name} is not allowed in YAML; write it as an escape in quotes"
-        self._refuse(message, position)
-
 
 def locate_diagnostic(diagnostic: Diagnostic, document: YamlDocument) -> Diagnostic:
     """Returns the diagnostic with its location in the file; None if the file has no such key."""
-    path = diagnostic.path
-    if path not in document.values and diagnostic.against:
-        path = diagnostic.against if diagnostic.against in document.values else path
-    position = document.locate(path, key=diagnostic.kind == "unknown_key")
-    position = diagnostic.position or position
-    helps = diagnostic.helps
-    is_of_base = position is not None and position.file in dict(document.bases)
-    if is_of_base and diagnostic.kind == "unknown_key" and not diagnostic.meant:
+    path, helps = diagnostic.path, diagnostic.helps
+    if diagnostic.against and not document.find(path) and document.find(diagnostic.against):
+        path = diagnostic.against
+    is_unknown = diagnostic.kind == "unknown_key"
+    position = diagnostic.position or document.locate(path, key=is_unknown)
+    if position is None:
+        return diagnostic
+    if is_unknown and not diagnostic.meant and position.file in dict(document.bases):
         name = format_key_path(path)
         helps += (f"null for '{name}' in {escape_unprintable(document.file)} leaves it out",)
-    if position is not None and diagnostic.kind == "value" and _is_bare_tilde(position):
+    start = position.column - 1
+    if diagnostic.kind == "value" and position.text[start : start + position.width] == "~":
         helps = ("in YAML, ~ is null: put a path in quotes, such as '~/models/mine'",)
     return replace(diagnostic, position=position, helps=helps)
-
-
-def _is_bare_tilde(position: SourceLocation) -> bool:
-    start = position.column - 1
-    return position.text[start : start + position.width] == "~"
 
 
 def relocate_phase_fault(fault: Diagnostic, number: int, phase: PhaseSpec) -> Diagnostic:
