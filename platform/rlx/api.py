@@ -189,16 +189,14 @@ class Run:
         step: int | None = None,
         card: bool = False,
         with_data: bool = False,
-        report: Report = log_report,
     ) -> Path:
         """Writes the run's model to a new folder, in the Hugging Face layout, and returns it.
 
         Args:
             folder: the new folder.
-            step: of the checkpoint; None takes the newest that is sound, or the trained model.
+            step: of the checkpoint; None takes the newest, or the trained model.
             card: also write a card, with the experiment and its figures.
             with_data: with a card: copy the task's data files too.
-            report: called with the checkpoints that are not sound.
 
         Raises:
             SpecError: the folder exists, or no checkpoint can be exported.
@@ -210,13 +208,13 @@ class Run:
         at, target = None if step is None else str(step), Path(folder)
         with open_registry(self.registry) as registry:
             found = registry.run(self.id)
-            written = export_model(registry, found, target, at, report)
+            written = export_model(registry, found, target, at)
             if card:
                 write_card(registry, found, written, target, with_data=with_data)
         return target
 
     def check(self, step: int | None = None) -> "AuditReport":
-        """Computes the run's scores, masks, rewards, advantages and probes again from its records.
+        """Computes the run's scores, masks, rewards and advantages again from its records.
 
         Args:
             step: only this one; None checks all that are stored.

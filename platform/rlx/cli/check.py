@@ -53,7 +53,7 @@ def check(
     Without a name: what this machine has and lacks, and how to fix it. The exit code is 0 when an
     experiment with the built-in defaults can run here, else 4.
 
-    With a RUN: whether its records are consistent: scores, masks, rewards, advantages, probes. The
+    With a RUN: whether its records are consistent: files, scores, masks, rewards, advantages. The
     exit code is 0 when every identity holds, 1 when one is violated, and 3 when every identity that
     could be checked holds but a reward plugin is missing.
 
