@@ -10,6 +10,7 @@ from .errors import (
     RegistryDatabaseError,
     SchemaError,
 )
+from .figures import FIGURES, Figure
 from .plugin_records import fill_plugin_options, find_changed_plugins
 from .queries import IDLE_STEPS, Curve, EvaluationFigures, RolloutQuery, RunFilter, is_idle
 from .records import (
@@ -64,6 +65,7 @@ from .token_streams import STREAMS, TokenStream
 __all__ = [
     "BLOCKING",
     "ENDED",
+    "FIGURES",
     "HEARTBEAT_LIMIT",
     "IDLE_STEPS",
     "INDEX_COLUMN",
@@ -86,6 +88,7 @@ __all__ = [
     "EvaluationRecord",
     "EventRecord",
     "FencedError",
+    "Figure",
     "MetricRow",
     "NoTablesError",
     "NotFoundError",

@@ -3,7 +3,7 @@
 import click
 
 from rlx.cli.output import print_text
-from rlx.cli.verb_group import complete_run, overrides_option, registry_option
+from rlx.cli.verb_group import overrides_option, registry_option
 from rlx.errors import SpecError
 from rlx.home import tracking_url
 from rlx.launch import open_registry, run_queue, stop_run
@@ -11,7 +11,7 @@ from rlx.spec.reading import label_refusal
 
 
 @click.command()
-@click.argument("run", required=False, shell_complete=complete_run)
+@click.argument("run", required=False)
 @registry_option
 @overrides_option("PATH=VALUE", "Override a value that `rlx resume` may change; can be repeated.")
 @click.option("-d", "--detach", is_flag=True, help="Return once the run has started.")
@@ -62,7 +62,7 @@ def resume(
 
 
 @click.command()
-@click.argument("run", shell_complete=complete_run)
+@click.argument("run")
 @registry_option
 def stop(run: str, url: str) -> None:
     """Stop RUN between two steps, with a checkpoint; repeat the command to stop it immediately.

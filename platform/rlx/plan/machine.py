@@ -400,7 +400,7 @@ def inspect_machine(registry_url: str) -> Iterator[MachinePart]:
         try:
             load_plugin(one.kind, one.name)
         except PluginFault as error:  # one that rlx does not ship affects who uses it only
-            fix, why = f"rlx plugins show {one.name} --traceback", error.diagnostic.message
+            fix, why = f"RLX_DEBUG=1 rlx plugins show {one.name}", error.diagnostic.message
             own = one.distribution == "rlx"
             broken.append(MachinePart(f"{one.kind} plugin", "broken", why, fix, own))
     yield MachinePart("plugins", "ok", f"{len(offered) - len(broken)} installed and working")
