@@ -19,7 +19,6 @@ __all__ = [
     "furthest",
     "sampled",
     "second_turns",
-    "use_flash",
 ]
 
 SPEC = TinyModelSpec(
@@ -73,46 +72,21 @@ def second_turns(policy, requests, completions):
 WAYS = (
     "compact decoder, shared ancestors",
     "compact decoder, shared ancestors, captured steps",
-    "compact decoder, shared ancestors, captured steps with flash attention",
     "the model's own forward",
 )
 """Ways in which a policy is sampled, as the sampler describes them."""
 
 
-def attend_plainly(queries, keys, values, query_starts, key_starts, lengths, most, scale):
-    """What `rlx.sampler.gpu_steps.attend_sequences` computes."""
-    numbers = torch.arange(max(len(queries), len(keys)), dtype=torch.int32, device=queries.device)
-    below, at = (
-        torch.searchsorted(starts, numbers[: len(states)], right=True) - 1
-        for starts, states in ((query_starts, queries), (key_starts, keys))
-    )
-    exists = numbers[: len(keys)] - key_starts[at] < lengths[at]
-    unseen = (below[:, None] != at) | ~exists
-    scores = torch.einsum("qhw,khw->hqk", queries, keys) * scale
-    scores = scores.masked_fill(unseen, -torch.inf)
-    return torch.einsum("hqk,khw->qhw", scores.softmax(dim=-1), values), scores.logsumexp(dim=-1)
-
-
-@contextmanager
-def use_flash(*, wanted=True):
-    """Has decoding steps use flash attention, written out, if it is wanted."""
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("rlx.sampler.engine.can_use_flash", lambda _: wanted)
-        patched.setattr("rlx.sampler.gpu_steps.attend_sequences", attend_plainly)
-        yield
-
-
 @contextmanager
 def sampled(policy, way):
-    """Has a policy sampled in one of the ways: on a CPU captured steps are taken without a graph,
-    and flash attention is written out.
+    """Has a policy sampled in one of the ways: on a CPU captured steps are taken without a graph.
 
     What no plain decoder has keeps the policy from the compact one.
     """
-    if way == WAYS[3]:
+    if way == WAYS[2]:
         policy.model.model.unheard_of = torch.nn.Identity()
-    with pytest.MonkeyPatch.context() as patched, use_flash(wanted=way == WAYS[2]):
-        kinds = {"cpu", "cuda"} if way in WAYS[1:3] else set()
+    with pytest.MonkeyPatch.context() as patched:
+        kinds = {"cpu", "cuda"} if way == WAYS[1] else set()
         patched.setattr("rlx.sampler.engine.CAPTURED", kinds)
         patched.setattr("rlx.sampler.gpu_steps.COLUMNS", 8)  # so that shapes end
         yield policy

@@ -279,7 +279,7 @@ def compute_teacher_loss(inputs: Mapping[str, Any], options: Mapping[str, Any]) 
     loss = policy_term(logprobs.flatten(), nothing, targets, spec, sums)
     (gradient,) = torch.autograd.grad(loss, logits)
     sums.read_kept()
-    return {"value": sums.kl_loss, "gradient": gradient.tolist()}
+    return {"value": sums.totals["kl_loss"], "gradient": gradient.tolist()}
 
 
 def unpack_result(result: Any, alone: str = "value") -> dict[str, Any]:

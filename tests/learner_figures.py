@@ -26,7 +26,7 @@ DEALT = {
 EXACT = 5e-6
 """Relative distance of gradients and of whole steps from plain ones."""
 STEPS = ("whole", "several", "cut", "adapters", "a cache with gradient", "plain rows", "recomputed")
-LOSSES = ("gspo", "cispo", "none", "penalty", "all", "values", "longer values")
+LOSSES = ("penalty", "all", "values", "longer values")
 QUIET = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", "PYTHONWARNINGS": "ignore"}
 
 
@@ -99,7 +99,7 @@ def _judge_step(found, ranks, cut):
 def _judge_loss(found, choice):
     assert found["worst"] <= EXACT, choice
     assert found["found"] == _near(found["plain"])
-    assert (found["found"]["clip_fraction"] > 0.05) == (choice != "none")
+    assert found["found"]["clip_fraction"] > 0.05
     assert found["penalised"] == (choice in ("penalty", "all"))
     if choice in ("values", "longer values"):
         assert 0 < found["expected_score"] < found["stated_mass"] < 1

@@ -197,7 +197,10 @@ def shown(registry: Registry, folder: Path, text: str = "plain") -> None:
     for seed in (0, 1):
         run, _ = registry.submit(
             digest="d" * 64, seed=seed, name=text, spec=_spec(text), yaml=f"name: {text}\n",
-            plugins=[{"kind": "estimator", "name": text, "options": {"eps": 1e-6, "ddof": 1}}],
+            plugins=[
+                {"kind": "estimator", "name": "grpo", "distribution": text,
+                 "options": {"eps": 1e-6, "ddof": 1}}
+            ],
             code={"commit": text}, environment={"torch": text},
         )  # fmt: skip
         directory = folder / "runs" / run.id

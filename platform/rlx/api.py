@@ -1,9 +1,10 @@
 """The way in from Python: experiments, runs as pandas frames, and results over runs."""
 
 import json
+import sys
 from base64 import b64encode
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from html import escape
 from io import StringIO
@@ -16,6 +17,7 @@ from rlx.discovery import (
     resolve_plugins,
 )
 from rlx.errors import EnvironmentFault, PluginError, RegistryError, RlxError, SpecError
+from rlx.importing import speed_up_imports
 from rlx.launch import (
     BROKEN_OFF,
     continue_run,
@@ -23,19 +25,16 @@ from rlx.launch import (
     get_registry_url,
     get_run_exit_code,
     is_abandoned,
-    is_half_made,
     is_spec_of_run,
     locate_run_folder,
     open_registry,
     reconcile_job,
     registry_url,
     require_same_data,
-    require_same_past,
     start_experiment,
     stop_run,
     watch_run,
 )
-from rlx.launch import run_queue as work_off
 from rlx.plan import check_file, run_preflight_checks
 from rlx.plugin_files import keep_plugin_source
 from rlx.progress import Progress, Report, log_report
@@ -43,8 +42,6 @@ from rlx.record import update_trackers
 from rlx.results import (
     Comparison,
     compare_recipes,
-    find_side_differences,
-    load_diff_side,
     load_step_accounts,
     select_rollout_steps,
 )
@@ -152,8 +149,7 @@ class Run:
         """Continues the run in the background from its newest checkpoint, and returns it.
 
         Args:
-            overrides: `path.to.key=value` of `runner`, `tracking` and
-                `rollout.max_prompt_tokens`.
+            overrides: `path.to.key=value` of `runner` and `tracking`.
             report: called with what has become of the run's plugins since.
 
         Raises:
@@ -161,14 +157,23 @@ class Run:
                 make it another experiment.
         """
         found = self.record
-        if is_half_made(found) or found.directory is None:
+        if found.directory is None:
             raise SpecError(f"{self.id} never began: {BROKEN_OFF}; submit its experiment again")
         resumable = found.effective_status in ("failed", "stopped", "lost", "queued")
         if not resumable and not is_abandoned(found):
-            raise SpecError(_describe_resume_refusal(found))
+            if found.status in ("submitted", "running"):
+                where = "" if found.host is None else f" on {found.host}"
+                owner = f"process {found.pid}{where}"
+                raise SpecError(f"{self.id} still has a supervisor, {owner}: rlx stop {self.id}")
+            raise SpecError(f"{self.id} is {found.effective_status}: nothing to resume")
         spec = _build_resumed_spec(found, overrides)
         require_same_data(found)
-        _report_changed_plugins(found, report)
+        # What keeps plugins from working is the run's to say.
+        with suppress(RlxError, ValueError):
+            plugins = resolve_plugins(ExperimentSpec.from_record(found.spec))
+            notes = describe_plugin_changes(plugins.provenance, found.plugins)
+            for note in dict.fromkeys(notes):
+                report(f"warning: {escape_unprintable(note)}", err=True)
         with open_registry(self.registry, read_only=False) as registry:
             if not continue_run(registry, found, self.registry, spec):
                 raise RlxError(f"{self.id} has just changed: try again")
@@ -181,16 +186,14 @@ class Run:
         step: int | None = None,
         card: bool = False,
         with_data: bool = False,
-        report: Report = log_report,
     ) -> Path:
         """Writes the run's model to a new folder, in the Hugging Face layout, and returns it.
 
         Args:
             folder: the new folder.
-            step: of the checkpoint; None takes the newest that is sound, or the trained model.
+            step: of the checkpoint; None takes the newest, or the trained model.
             card: also write a card, with the experiment and its figures.
             with_data: with a card: copy the task's data files too.
-            report: called with the checkpoints that are not sound.
 
         Raises:
             SpecError: the folder exists, or no checkpoint can be exported.
@@ -202,13 +205,13 @@ class Run:
         at, target = None if step is None else str(step), Path(folder)
         with open_registry(self.registry) as registry:
             found = registry.run(self.id)
-            written = export_model(registry, found, target, at, report)
+            written = export_model(registry, found, target, at)
             if card:
                 write_card(registry, found, written, target, with_data=with_data)
         return target
 
     def check(self, step: int | None = None) -> "AuditReport":
-        """Computes the run's scores, masks, rewards, advantages and probes again from its records.
+        """Computes the run's scores, masks, rewards and advantages again from its records.
 
         Args:
             step: only this one; None checks all that are stored.
@@ -353,44 +356,21 @@ class Pictures:
 
 @contextmanager
 def _open_bar(*, quiet: bool) -> Iterator[Callable[[Progress], None]]:
-    """Shows the progress of a run in a notebook or on a terminal; elsewhere nothing."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
-    from rich.progress import Progress as Bars
-
-    console = Console(stderr=True, quiet=quiet)
-    if Console().is_jupyter and not quiet:
-        from IPython.display import HTML, display
-
-        shown = display(HTML(""), display_id=True)
-        yield lambda progress: shown.update(HTML(_format_bar(progress)))
+    """Shows the progress of a run in a notebook; elsewhere nothing."""
+    if quiet or "ipykernel" not in sys.modules:
+        yield lambda progress: None
         return
-    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn())
-    note = TextColumn("{task.fields[note]}", markup=False)
-    with Bars(*columns, note, console=console, disable=not console.is_terminal) as bars:
-        task = bars.add_task("starting", total=1, note="")
+    from IPython.display import HTML, display
 
-        def show(progress: Progress) -> None:
-            note, stage = (escape_unprintable(t) for t in (progress.note, progress.stage))
-            bars.update(
-                task, description=stage, completed=progress.done, total=progress.total, note=note
-            )
+    shown = display(HTML(""), display_id=True)
 
-        yield show
+    def show(progress: Progress) -> None:
+        stage, note = escape(progress.stage), escape(progress.note or progress.doing)
+        bar = f'<progress value="{progress.done}" max="{progress.total}"></progress>'
+        text = f"{stage} {progress.done}/{progress.total} <code>{note}</code>"
+        shown.update(HTML(f"{bar} {text}"))
 
-
-def _format_bar(progress: Progress) -> str:
-    """The progress of a run as HTML."""
-    stage, note = escape(progress.stage), escape(progress.note or progress.doing)
-    bar = f'<progress value="{progress.done}" max="{progress.total}"></progress>'
-    return f"{bar} {stage} {progress.done}/{progress.total} <code>{note}</code>"
-
-
-def _describe_resume_refusal(run: RunRecord) -> str:
-    if run.status in ("submitted", "running"):
-        where = "" if run.host is None else f" on {run.host}"
-        return f"{run.id} still has a supervisor, process {run.pid}{where}: rlx stop {run.id}"
-    return f"{run.id} is {run.effective_status}: nothing to resume"
+    yield show
 
 
 def _build_resumed_spec(run: RunRecord, overrides: tuple[str, ...]) -> ExperimentSpec | None:
@@ -404,24 +384,11 @@ def _build_resumed_spec(run: RunRecord, overrides: tuple[str, ...]) -> Experimen
     read, plugins = check_file(locate_run_folder(run).resolved_spec, overrides)
     if not is_spec_of_run(read.spec, run):
         raise SpecError(
-            f"{run.id} would be another experiment: only `runner`, `tracking` and "
-            "`rollout.max_prompt_tokens` can change; "
+            f"{run.id} would be another experiment: only `runner` and `tracking` can change; "
             f"for the rest: rlx submit SPEC --from-checkpoint {run.id}@latest"
         )
-    require_same_past(read.spec, run)
     run_preflight_checks(read, plugins)
     return read.spec
-
-
-def _report_changed_plugins(run: RunRecord, report: Report) -> None:
-    """Reports what has become of a run's plugins; what keeps them from working is the run's to
-    say."""
-    try:
-        plugins = resolve_plugins(ExperimentSpec.from_record(run.spec))
-    except (RlxError, ValueError):
-        return
-    for note in dict.fromkeys(describe_plugin_changes(plugins.provenance, run.plugins)):
-        report(f"warning: {escape_unprintable(note)}", err=True)
 
 
 def open_run(name: str = "latest", *, registry: str | None = None) -> Run:
@@ -455,6 +422,38 @@ def list_runs(
     url = get_registry_url(registry)
     with open_registry(url) as opened:
         return [Run(run.id, url) for run in opened.runs(name=name, group=group)]
+
+
+def check_submission(
+    experiments: Sequence[tuple[LoadedSpec, ExperimentPlugins]], *, elsewhere: bool, rehearse: bool
+) -> tuple[list[tuple[LoadedSpec, ExperimentPlugins]], tuple[Diagnostic, ...]]:
+    """Checks what experiments need of this machine, and rehearses them.
+
+    Args:
+        experiments: those to be submitted together, each with its plugins.
+        elsewhere: another machine may run them, so what this one lacks is only a warning.
+        rehearse: whether to send synthetic rollouts through them.
+
+    Returns:
+        The experiments, with the warnings of their rehearsals; and every warning once.
+
+    Raises:
+        EnvironmentFault: this machine lacks what an experiment needs.
+        InvalidSpec: a rehearsal finds an error.
+    """
+    lacks = [w for each in experiments for w in run_preflight_checks(*each, elsewhere=elsewhere)]
+    found: Sequence[tuple[Diagnostic, ...]] = [()] * len(experiments)
+    if rehearse:
+        with speed_up_imports():
+            from rlx.plan import run_rehearsal_checks  # imports torch
+
+        found = run_rehearsal_checks(experiments, elsewhere=elsewhere)
+    checked = [
+        (read, replace(plugins, warnings=plugins.warnings + more))
+        for (read, plugins), more in zip(experiments, found, strict=True)
+    ]
+    own = (warning for _, plugins in checked for warning in plugins.warnings)
+    return checked, tuple(dict.fromkeys((*own, *lacks)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -500,7 +499,7 @@ class Experiment:
         Args:
             again: run even if the same spec and seed have finished or are active; otherwise that
                 run is returned.
-            queue: leave the run to `rlx resume --queued`.
+            queue: only record the run; `Run.resume` starts it.
             rehearse: first send synthetic rollouts through the experiment, as `plan` does.
             anyway: train even where the first answers of a pretrained model carry no signal.
 
@@ -509,23 +508,18 @@ class Experiment:
             InvalidSpec: the rehearsal finds an error, or the checkpoint to start from is missing
                 or of another model.
         """
-        url, read, plugins = registry_url(self.loaded), self.loaded, self.plugins
-        (finished,) = [None] if again else find_finished_runs(url, [(read, plugins)])
+        url, experiment = registry_url(self.loaded), (self.loaded, self.plugins)
+        (finished,) = [None] if again else find_finished_runs(url, [experiment])
         if finished is not None:
             return Run(finished.id, url)
         elsewhere = queue or self.spec.runner.launcher.submits_jobs
-        run_preflight_checks(read, plugins, elsewhere=elsewhere)
-        if rehearse:
-            from rlx.plan import run_rehearsal_checks  # imports torch
-
-            (warnings,) = run_rehearsal_checks([(read, plugins)], elsewhere=elsewhere)
-            plugins = replace(plugins, warnings=plugins.warnings + warnings)
-        for warning in plugins.warnings:
+        (checked,), warnings = check_submission(
+            [experiment], elsewhere=elsewhere, rehearse=rehearse
+        )
+        for warning in warnings:
             log_report(str(warning), err=True)
         with open_registry(url, read_only=False) as registry:
-            run, _ = start_experiment(
-                registry, read, plugins, again=again, queue=queue, anyway=anyway
-            )
+            run, _ = start_experiment(registry, *checked, again=again, queue=queue, anyway=anyway)
         return Run(run.id, url)
 
 
@@ -649,23 +643,6 @@ def compare(*names: str, registry: str | None = None) -> Comparison:
         return compare_recipes(opened, names)
 
 
-def diff(
-    one: Path | str, other: Path | str, *, registry: str | None = None
-) -> dict[str, dict[str, tuple[Any, ...]]]:
-    """Returns the settings in which two runs or experiment files differ, by section and path.
-
-    Args:
-        one: a run or a file.
-        other: a run or a file.
-        registry: URL of the registry, as in `compare`.
-
-    Raises:
-        SpecError: there is no such run, or a file is invalid.
-    """
-    url = get_registry_url(registry)
-    return find_side_differences(*(load_diff_side(str(side), url) for side in (one, other)))
-
-
 def score(
     responses: Path | str | Iterable[Mapping[str, Any]],
     reward: str | Callable[..., Any],
@@ -708,15 +685,3 @@ def score(
     return pd.DataFrame(
         _spread_fields(line.to_plain_dict(), "parts") for batch in scored for line in batch
     )
-
-
-def run_queue(*, at_once: int = 1, registry: str | None = None) -> None:
-    """Runs queued runs, oldest first, and takes over lost ones, until nothing is left to do.
-
-    Args:
-        at_once: number of runs at a time.
-        registry: URL of the registry, as in `compare`.
-    """
-    url = get_registry_url(registry)
-    with open_registry(url, read_only=False) as opened:
-        work_off(opened, url, at_once, once=True)

@@ -5,7 +5,7 @@
 
 import hashlib
 import math
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from statistics import fmean
 from typing import Literal, NamedTuple
@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from rlx.batch import BatchRow, TokenBatch, build_token_batch, list_batch_rows
+from rlx.batch import TokenBatch, build_token_batch, list_batch_rows
 from rlx.credit import (
     Credit,
     CreditInputs,
@@ -35,7 +35,7 @@ from rlx.loss import (
     select_covariant_tokens,
 )
 from rlx.phase_setup import PhaseSetup
-from rlx.reward import RewardEntry, RewardTable, compute_mean_value
+from rlx.reward import RewardTable, compute_mean_value
 from rlx.rollout import RolloutTree
 from rlx.seeding import derive_seed
 from rlx.spec import CreditSpec, KlCovariance, LossSpec
@@ -181,7 +181,9 @@ def compute_token_weights(
         weights, bonus = weights * correction.weights, bonus * correction.weights
     covariant = None
     if loss.covariance is not None:
-        seed = derive_seed(0, "covariance", _hash_token_ids(batch.token_ids))
+        # Of the tokens: equal batches make equal draws, in a run and when rescored.
+        tokens = hashlib.blake2b(batch.token_ids.cpu().numpy().tobytes(), digest_size=8)
+        seed = derive_seed(0, "covariance", tokens.hexdigest())
         old = streams.old_logprobs
         covariant = select_covariant_tokens(advantages, old, mask, loss.covariance, seed)
     wanted = _select_gradient_tokens(advantages, weights, bonus, mask, loss)
@@ -236,11 +238,6 @@ def _keep_rows(train: TrainBatch, rows: Tensor, rules: CreditRules) -> TrainBatc
         weights, bonus = weights * factors, bonus * factors
     wanted = train.wanted & rows[:, None]
     return replace(train, mask=mask, weights=weights, entropy_weights=bonus, wanted=wanted)
-
-
-def _hash_token_ids(token_ids: Tensor) -> str:
-    """Digest of a batch's tokens: equal batches make equal draws, in a run and when rescored."""
-    return hashlib.blake2b(token_ids.cpu().numpy().tobytes(), digest_size=8).hexdigest()
 
 
 def _aggregate(
@@ -363,7 +360,25 @@ def join_row_rewards(
                 for r in batch.rows
             ]
         )
-    named, weights = _build_named_rewards(batch, table)
+    weights: dict[tuple[str, str], float] = {}
+    raw: list[dict[tuple[str, str], list[float]]] = []
+    for row in batch.rows:
+        entries = [
+            ("turn", entry)
+            for segment in row.turns
+            for entry in table.turns.get((row.tree, segment), {}).values()
+        ]
+        entries += [
+            ("global", entry) for entry in table.rollouts.get((row.tree, row.segment), {}).values()
+        ]
+        found: dict[tuple[str, str], list[float]] = {}
+        for scope, entry in entries:
+            if entry.is_summed and entry.raw is not None:
+                weights[scope, entry.name] = entry.weight
+                found.setdefault((scope, entry.name), []).append(entry.raw)
+        raw.append(found)
+    names = sorted(weights)
+    values = [[fmean(row[n]) if n in row else math.nan for n in names] for row in raw]
     return ScoredRows.join(
         batch,
         mask,
@@ -371,34 +386,9 @@ def join_row_rewards(
         turn_present=present,
         global_rewards=whole,
         labels=labels,
-        named_rewards=named,
-        reward_weights=weights,
+        named_rewards=torch.tensor(values).reshape(len(raw), len(names)),
+        reward_weights=tuple(weights[name] for name in names),
     )
-
-
-def _build_named_rewards(batch: TokenBatch, table: RewardTable) -> tuple[Tensor, tuple[float, ...]]:
-    """`[B, N]` raw values of the named rewards that count, NaN where absent, and their weights."""
-    weights: dict[tuple[str, str], float] = {}
-    rows: list[dict[tuple[str, str], list[float]]] = []
-    for row in batch.rows:
-        found: dict[tuple[str, str], list[float]] = {}
-        for scope, entry in _list_row_entries(row, table):
-            if entry.is_summed and entry.raw is not None:
-                weights[scope, entry.name] = entry.weight
-                found.setdefault((scope, entry.name), []).append(entry.raw)
-        rows.append(found)
-    names = sorted(weights)
-    values = [[fmean(row[name]) if name in row else math.nan for name in names] for row in rows]
-    return torch.tensor(values).reshape(len(rows), len(names)), tuple(weights[n] for n in names)
-
-
-def _list_row_entries(row: BatchRow, table: RewardTable) -> Iterator[tuple[str, RewardEntry]]:
-    """Yields the rewards of a row's turns and of its rollout, each with its scope."""
-    for segment in row.turns:
-        for entry in table.turns.get((row.tree, segment), {}).values():
-            yield "turn", entry
-    for entry in table.rollouts.get((row.tree, row.segment), {}).values():
-        yield "global", entry
 
 
 def _find_label(

@@ -95,17 +95,6 @@ class TokenBatch:
     tree_ids: Tensor
     state_ids: Tensor
 
-    def __post_init__(self) -> None:
-        shape = tuple(self.token_ids.shape)
-        wide = [self.is_token, self.is_own, self.is_end, self.turn_ids, self.behaviour_logprobs]
-        wide += [self.is_environment, self.is_hull, self.temperatures]
-        for tensor in (*wide, *self.spans.values(), *self.contents.values()):
-            if tuple(tensor.shape) != shape:
-                raise ShapeError(f"a field is {tuple(tensor.shape)}, token_ids is {shape}")
-        for tensor in (self.group_ids, self.levels, self.tree_ids):
-            if tuple(tensor.shape) != shape[:1]:
-                raise ShapeError(f"an id field is {tuple(tensor.shape)}, there are {shape[0]} rows")
-
     @property
     def is_confidence(self) -> Tensor:
         """`[B]` bool rows that judge an answer: those of kind `confidence`, and all below the rows
@@ -159,11 +148,8 @@ def build_token_batch(
     length = max(trees[row.tree].count_tokens(row.segment) for row in rows)
     names = sorted({name for tree in trees for s in tree.segments for name in s.spans})
     sheet = _BatchBuffer((len(rows), length), names)
-    tree, arrays = NO_PARENT, dict[int, _SegmentArrays]()  # many rows have the same segments
     for b, row in enumerate(rows):
-        if row.tree != tree:
-            tree, arrays = row.tree, {}
-        sheet.write(b, row, trees[row.tree], arrays, temperatures or {})
+        sheet.write(b, row, trees[row.tree], temperatures or {})
     return TokenBatch(
         rows=tuple(rows),
         **sheet.fields(),
@@ -172,10 +158,6 @@ def build_token_batch(
         tree_ids=torch.tensor([row.tree for row in rows]),
         state_ids=_assign_state_ids(trees, rows),
     )
-
-
-_SegmentArrays = tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]
-"""Tokens of a segment, and their log-probabilities."""
 
 
 class _BatchBuffer:
@@ -202,29 +184,14 @@ class _BatchBuffer:
         }
 
     def write(
-        self,
-        b: int,
-        row: BatchRow,
-        tree: RolloutTree,
-        arrays: dict[int, _SegmentArrays],
-        temperatures: Mapping[str, float],
+        self, b: int, row: BatchRow, tree: RolloutTree, temperatures: Mapping[str, float]
     ) -> None:
-        """Writes one row, segment by segment.
-
-        Args:
-            arrays: of those segments of the tree that were written before; gets the others.
-        """
+        """Writes one row, segment by segment."""
         start = 0
         for index in tree.path(row.segment):
             segment = tree.segments[index]
             here = slice(start, start := start + len(segment.token_ids))
-            if index not in arrays:
-                arrays[index] = (
-                    np.array(segment.token_ids, dtype=np.int64),
-                    np.array(segment.logprobs, dtype=np.float32),
-                )
-            tokens, logprobs = arrays[index]
-            self.token_ids[b, here] = tokens
+            self.token_ids[b, here] = segment.token_ids
             self.is_token[b, here] = True
             if index not in row.turns:
                 between = segment.author == "environment" and index > row.turns[0]
@@ -233,7 +200,7 @@ class _BatchBuffer:
             self.is_own[b, here] = True
             self.is_end[b, here.stop - 1] = segment.finish_reason == "stop"
             self.turn_ids[b, here] = segment.turn
-            self.behaviour_logprobs[b, here] = logprobs
+            self.behaviour_logprobs[b, here] = segment.logprobs
             self.temperatures[b, here] = temperatures.get(segment.kind, 1.0)
             if segment.hull is not None:
                 first, last = segment.hull

@@ -47,10 +47,7 @@ from rlx.text import escape_unprintable
 from rlx_registry import AmbiguousNameError, NotFoundError, Registry, RunRecord
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from rlx.learner import Critic, Learner, Ranks
-    from rlx.model import Policy
 
 STATE, POLICY, CRITIC = "state.json", "policy", "critic"
 PREFIX = "step_"
@@ -150,9 +147,9 @@ def write_checkpoint(
     if ranks.is_first:
         clear_staging_folder(folder)
     ranks.barrier()
-    learner.save(aside / POLICY)
+    learner.engine.save(aside / POLICY)
     if critic is not None:
-        critic.save(aside / CRITIC)
+        critic.engine.save(aside / CRITIC)
     sync_folder(aside)
     written = {name for share in ranks.gather(list_files(aside)) for name in share}
     if not ranks.is_first:
@@ -287,11 +284,6 @@ def read_state(folder: Path) -> RunState:
         ) from error
 
 
-def has_critic(folder: Path) -> bool:
-    """Whether a checkpoint holds a critic."""
-    return (folder / CRITIC).is_dir()
-
-
 def load_checkpoint(
     folder: Path, learner: "Learner", critic: "Critic | None", *, universal: bool = False
 ) -> None:
@@ -306,11 +298,11 @@ def load_checkpoint(
     Raises:
         CheckpointError: the critic's part is missing.
     """
-    if critic is not None and not has_critic(folder):
+    if critic is not None and not (folder / CRITIC).is_dir():
         raise CheckpointError(f"{folder.name} has no critic")
-    learner.load(folder / POLICY, universal=universal)
+    learner.engine.load(folder / POLICY, universal=universal)
     if critic is not None:
-        critic.load(folder / CRITIC, universal=universal)
+        critic.engine.load(folder / CRITIC, universal=universal)
 
 
 def write_weights(
@@ -353,20 +345,16 @@ def write_weights(
     except RuntimeError as error:
         raise RlxError(f"{checkpoint.name} belongs to another model: {error}") from error
     weights = merged_weights(policy.model)
-    _require_sound_model(policy, weights, checkpoint.name)
-    write_model(policy, weights, adapter_weights(policy.model), folder)
-
-
-def _require_sound_model(policy: "Policy", weights: Mapping[str, "Tensor"], name: str) -> None:
-    import torch
-
-    for parameter, value in weights.items():
+    for name, value in weights.items():
         if not value.isfinite().all():
-            raise DivergedModelError(f"{name} is not sound: its {parameter} is not finite")
+            raise DivergedModelError(f"{checkpoint.name} is not sound: its {name} is not finite")
     with torch.no_grad():
         logits = policy.model(input_ids=torch.tensor([[0, 1]])).logits
     if not logits.isfinite().all():
-        raise DivergedModelError(f"{name} is not sound: the model's logits are not finite")
+        raise DivergedModelError(
+            f"{checkpoint.name} is not sound: the model's logits are not finite"
+        )
+    write_model(policy, weights, adapter_weights(policy.model), folder)
 
 
 HERE: KeyPath = ("from_checkpoint",)
@@ -384,8 +372,15 @@ def pin_checkpoint(registry: Registry, read: LoadedSpec) -> LoadedSpec:
     reference = read.spec.from_checkpoint
     if reference is None:
         return read
+    ref, _, step = reference.partition("@")
     try:
-        run, folder = _find_origin(registry, reference)
+        run = registry.run(ref)
+        root = _get_run_folder(run).checkpoints
+        if run.status == "finished" and not root.exists():
+            raise CheckpointError(
+                f"{run.id} has finished and kept no checkpoint: runner.checkpoint.keep_finished"
+            )
+        folder = find_checkpoint(root, step, _get_recorded_digests(registry, run))
         state = read_state(folder)
     except (NotFoundError, AmbiguousNameError, CheckpointError) as error:
         why = escape_unprintable(str(error)).removesuffix(".")
@@ -393,10 +388,7 @@ def pin_checkpoint(registry: Registry, read: LoadedSpec) -> LoadedSpec:
         message = f"from_checkpoint is '{name}', which is not available: {why}"
         faults = [build_error(HERE, message, kind="value")]
     else:
-        faults = [
-            *_check_origin_fit(read.spec, run, state),
-            *_check_critic_match(read.spec, run, folder),
-        ]
+        faults = [*_check_origin_fit(read.spec, run, folder, state)]
     if faults:
         raise build_refusal(
             [locate_diagnostic(fault, read.document) for fault in faults], read.document.file
@@ -425,27 +417,10 @@ def copy_origin(registry: Registry, spec: ExperimentSpec, folder: RunFolder) -> 
     )
 
 
-def _find_origin(registry: Registry, reference: str) -> tuple[RunRecord, Path]:
-    """The run that `reference` names, and the folder of its checkpoint.
-
-    Raises:
-        NotFoundError, AmbiguousNameError: the reference matches no run, or several.
-        CheckpointError: the run has no such checkpoint, or it is damaged.
-    """
-    ref, _, step = reference.partition("@")
-    run = registry.run(ref)
-    root = _get_run_folder(run).checkpoints
-    if run.status == "finished" and not root.exists():
-        raise CheckpointError(
-            f"{run.id} has finished and kept no checkpoint: runner.checkpoint.keep_finished"
-        )
-    return run, find_checkpoint(root, step, _get_recorded_digests(registry, run))
-
-
 def _check_origin_fit(
-    spec: ExperimentSpec, run: RunRecord, state: RunState
+    spec: ExperimentSpec, run: RunRecord, folder: Path, state: RunState
 ) -> Iterator[Diagnostic]:
-    """Reasons why an experiment cannot start from a checkpoint, apart from its critic."""
+    """Reasons why an experiment cannot start from a checkpoint."""
     if state.step >= spec.steps:
         message = (
             f"phases have {spec.steps} steps, but {run.id} had already taken {state.step} at the "
@@ -459,47 +434,36 @@ def _check_origin_fit(
         model.pop("reference", None)
     if None in (ours.get("tokenizer", ""), theirs.get("tokenizer", "")):
         ours["tokenizer"] = theirs["tokenizer"]  # null takes the tokenizer of the checkpoint's run
-    for path in sorted(_find_differing_paths(ours, theirs)):
-        name, mine, other = (
-            format_key_path(("model", *path)),
-            _get_section_value(ours, path),
-            _get_section_value(theirs, path),
-        )
+    differences = dict(_find_differences(ours, theirs, ("model",)))
+    for path, (mine, other) in sorted(differences.items()):
+        name = format_key_path(path)
         message = f"{name} is {mine!r}, but {run.id} trained a model with {other!r}"
-        yield build_error(("model", *path), message, "use the checkpoint's model", against=HERE)
+        yield build_error(path, message, "use the checkpoint's model", against=HERE)
     if refused := state.find_load_conflict(spec.runner):
         key, why = refused
         yield build_error(
             ("runner", key), f"runner.{key} {why}", f"use the {key} of {run.id}", against=HERE
         )
 
-
-def _check_critic_match(spec: ExperimentSpec, run: RunRecord, folder: Path) -> Iterator[Diagnostic]:
-    if has_critic(folder) and spec.critic is None:
+    if (folder / CRITIC).is_dir() and spec.critic is None:
         message = f"the checkpoint of {run.id} has a critic, but the experiment has none"
         yield build_error(("critic",), message, "add `critic`, as in that run", against=HERE)
-    if spec.critic is not None and not has_critic(folder):
+    if spec.critic is not None and not (folder / CRITIC).is_dir():
         message = f"the experiment has a critic, but the checkpoint of {run.id} has none"
         yield build_error(
             ("critic",), message, "remove `critic`, or start from a run that had one", against=HERE
         )
 
 
-def _find_differing_paths(
-    ours: Any, theirs: Any, path: tuple[str, ...] = ()
-) -> Iterator[tuple[str, ...]]:
-    """Key paths at which two resolved sections differ."""
+def _find_differences(
+    ours: Any, theirs: Any, path: KeyPath
+) -> Iterator[tuple[KeyPath, tuple[Any, Any]]]:
+    """Key paths at which two resolved sections differ, with the value of each."""
     if isinstance(ours, dict) and isinstance(theirs, dict):
         for key in ours.keys() | theirs.keys():
-            yield from _find_differing_paths(ours.get(key), theirs.get(key), (*path, key))
+            yield from _find_differences(ours.get(key), theirs.get(key), (*path, key))
     elif ours != theirs:
-        yield path
-
-
-def _get_section_value(section: Any, path: tuple[str, ...]) -> Any:
-    for key in path:
-        section = (section or {}).get(key)
-    return section
+        yield path, (ours, theirs)
 
 
 def _get_run_folder(run: RunRecord) -> RunFolder:

@@ -1,5 +1,5 @@
-"""Per-token estimates of the KL divergence from a reference policy, and controllers of the KL
-coefficient in the reward.
+"""Per-token estimates of the KL divergence from a reference policy, and its coefficient in the
+reward.
 
 With x = log π(a) - log π_ref(a) and a sampled from π:
 
@@ -128,39 +128,26 @@ def adapt_beta(
 
 
 @dataclass(frozen=True, kw_only=True)
-class FixedKl:
-    """A constant KL coefficient.
-
-    Attributes:
-        beta: β.
-    """
-
-    beta: float
-
-    def update(self, current_kl: float, steps: int) -> "FixedKl":
-        """Returns itself."""
-        return self
-
-
-@dataclass(frozen=True, kw_only=True)
-class AdaptiveKl:
-    """A KL coefficient that moves the measured KL towards a target, by `adapt_beta`.
+class KlCoefficient:
+    """A KL coefficient, constant or moving the measured KL towards a target by `adapt_beta`.
 
     Attributes:
         beta: β, the only state that changes.
-        target: nats per token.
+        target: nats per token; None for a constant β.
         horizon: how slowly β adapts, in the unit of `steps`.
     """
 
     beta: float
-    target: float
-    horizon: float
+    target: float | None = None
+    horizon: float = math.inf
 
-    def update(self, current_kl: float, steps: int) -> "AdaptiveKl":
-        """Returns the controller after `steps` samples with a mean KL of `current_kl`.
+    def update(self, current_kl: float, steps: int) -> "KlCoefficient":
+        """Returns the coefficient after `steps` samples with a mean KL of `current_kl`.
 
         Raises:
-            ValueError: `current_kl` is NaN.
+            ValueError: β adapts, and `current_kl` is NaN.
         """
+        if self.target is None:
+            return self
         how = {"target": self.target, "horizon": self.horizon}
         return replace(self, beta=adapt_beta(self.beta, current_kl, **how, steps=steps))

@@ -365,10 +365,41 @@ def compute_token_losses(
         spec: the loss.
         covariant: `[M]` bool tokens that `loss.covariance` has chosen; None if off.
     """
-    token_log_ratio = logprobs - old_logprobs
-    log_ratio = _compute_log_ratio(token_log_ratio, advantages, rows, spec)
-    losses = _compute_surrogate_loss(log_ratio, logprobs, old_logprobs, advantages, spec)
-    held = _find_held_tokens(token_log_ratio, log_ratio, logprobs, old_logprobs, advantages, spec)
+    token_log_ratio = log_ratio = logprobs - old_logprobs
+    held = torch.zeros_like(rows, dtype=torch.bool)
+    if spec.surrogate == "log_clip":
+        log_ratio = clip_log_ratio(token_log_ratio, advantages, clip=spec.clip)
+        held = (log_ratio != token_log_ratio) & (advantages != 0)
+    match spec.ratio:
+        case "sequence":
+            log_ratio = sequence_log_ratio(log_ratio, rows)
+        case "sequence_token":
+            whole = sequence_log_ratio(log_ratio.detach(), rows)
+            log_ratio = whole + log_ratio - log_ratio.detach()
+    low, high = spec.clip
+    ratio = _compute_ratio(log_ratio.detach())
+    above, below = ratio > 1 + high, ratio < 1 - low
+    match spec.surrogate:
+        case "clip":
+            bound = spec.dual_clip
+            losses = clipped_surrogate(log_ratio, advantages, clip=spec.clip, dual_clip=bound)
+            held = (above & (advantages > 0)) | (below & (advantages < 0))
+            if bound is not None:
+                held |= (ratio > bound) & (advantages < 0)
+        case "cispo":
+            losses = compute_cispo_loss(log_ratio, advantages, logprobs, clip=spec.clip)
+            held = (above | below) & (advantages != 0)
+        case "sapo":
+            losses = compute_sapo_loss(log_ratio, advantages, temperatures=spec.temperatures)
+        case "dppo_tv" | "dppo_kl":
+            tokens = logprobs, old_logprobs, advantages
+            divergence = _DIVERGENCES[spec.surrogate]
+            losses = compute_dppo_loss(
+                *tokens, divergence=divergence, bounds=spec.clip, cap=spec.ratio_cap
+            )
+            held = ~find_near_tokens(*tokens, divergence=divergence, bounds=spec.clip)
+        case "log_clip" | "none":
+            losses = compute_unclipped_loss(log_ratio, advantages)
     if spec.sequence_mask is not None:
         close = find_close_sequences(token_log_ratio, advantages, rows, bound=spec.sequence_mask)
         losses, held = torch.where(close, losses, 0.0), held | ~close
@@ -378,84 +409,6 @@ def compute_token_losses(
         penalty = spec.covariance.coefficient * token_log_ratio.abs()
         return TokenLosses(losses + torch.where(covariant, penalty, 0.0), log_ratio, held)
     return TokenLosses(torch.where(covariant, 0.0, losses), log_ratio, held | covariant)
-
-
-def _compute_log_ratio(
-    token_log_ratio: Tensor, advantages: Tensor, rows: Tensor, spec: LossSpec
-) -> Tensor:
-    """Returns `[M]` log-ratios of tokens or rows."""
-    if spec.surrogate == "log_clip":
-        token_log_ratio = clip_log_ratio(token_log_ratio, advantages, clip=spec.clip)
-    match spec.ratio:
-        case "token":
-            return token_log_ratio
-        case "sequence":
-            return sequence_log_ratio(token_log_ratio, rows)
-        case "sequence_token":
-            whole = sequence_log_ratio(token_log_ratio.detach(), rows)
-            return whole + token_log_ratio - token_log_ratio.detach()
-
-
-def _compute_surrogate_loss(
-    log_ratio: Tensor, logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, spec: LossSpec
-) -> Tensor:
-    """Returns `[M]` token losses."""
-    match spec.surrogate:
-        case "clip":
-            return clipped_surrogate(
-                log_ratio, advantages, clip=spec.clip, dual_clip=spec.dual_clip
-            )
-        case "cispo":
-            return compute_cispo_loss(log_ratio, advantages, logprobs, clip=spec.clip)
-        case "sapo":
-            return compute_sapo_loss(log_ratio, advantages, temperatures=spec.temperatures)
-        case "dppo_tv" | "dppo_kl":
-            return compute_dppo_loss(
-                logprobs,
-                old_logprobs,
-                advantages,
-                divergence=_DIVERGENCES[spec.surrogate],
-                bounds=spec.clip,
-                cap=spec.ratio_cap,
-            )
-        case "log_clip" | "none":
-            return compute_unclipped_loss(log_ratio, advantages)
-
-
-@torch.no_grad()
-def _find_held_tokens(
-    token_log_ratio: Tensor,
-    log_ratio: Tensor,
-    logprobs: Tensor,
-    old_logprobs: Tensor,
-    advantages: Tensor,
-    spec: LossSpec,
-) -> Tensor:
-    """Returns `[M]` bool: where the surrogate bounds the ratio, or leaves the token out."""
-    low, high = spec.clip
-    ratio = log_ratio.clamp(-LARGEST_LOG_RATIO, LARGEST_LOG_RATIO).exp()
-    above, below = ratio > 1 + high, ratio < 1 - low
-    match spec.surrogate:
-        case "clip":
-            held = (above & (advantages > 0)) | (below & (advantages < 0))
-            if spec.dual_clip is not None:
-                held |= (ratio > spec.dual_clip) & (advantages < 0)
-            return held
-        case "cispo":
-            return (above | below) & (advantages != 0)
-        case "dppo_tv" | "dppo_kl":
-            return ~find_near_tokens(
-                logprobs,
-                old_logprobs,
-                advantages,
-                divergence=_DIVERGENCES[spec.surrogate],
-                bounds=spec.clip,
-            )
-        case "log_clip":
-            bounded = clip_log_ratio(token_log_ratio, advantages, clip=spec.clip)
-            return (bounded != token_log_ratio) & (advantages != 0)
-        case "sapo" | "none":
-            return torch.zeros_like(above)
 
 
 @dataclass(frozen=True, slots=True)

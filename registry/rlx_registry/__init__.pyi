@@ -10,6 +10,7 @@ from .errors import (
     RegistryDatabaseError,
     SchemaError,
 )
+from .figures import FIGURES, Figure
 from .plugin_records import fill_plugin_options, find_changed_plugins
 from .queries import IDLE_STEPS, Curve, EvaluationFigures, RolloutQuery, RunFilter, is_idle
 from .records import (
@@ -56,7 +57,6 @@ from .sqlite import describe_lost_registry, wait_for_lock
 from .supervisors import (
     forget_supervisor,
     is_supervisor_alive,
-    is_supervisor_in_other_container,
     record_supervisor,
 )
 from .token_streams import STREAMS, TokenStream
@@ -64,6 +64,7 @@ from .token_streams import STREAMS, TokenStream
 __all__ = [
     "BLOCKING",
     "ENDED",
+    "FIGURES",
     "HEARTBEAT_LIMIT",
     "IDLE_STEPS",
     "INDEX_COLUMN",
@@ -86,6 +87,7 @@ __all__ = [
     "EvaluationRecord",
     "EventRecord",
     "FencedError",
+    "Figure",
     "MetricRow",
     "NoTablesError",
     "NotFoundError",
@@ -116,7 +118,6 @@ __all__ = [
     "get_token_values",
     "is_idle",
     "is_supervisor_alive",
-    "is_supervisor_in_other_container",
     "list_path_segments",
     "read_body",
     "read_trees",

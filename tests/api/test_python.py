@@ -1,7 +1,6 @@
 """The Python interface over a stored home: frames hold what the command line prints."""
 
 import json
-from dataclasses import FrozenInstanceError
 from pathlib import Path
 
 import pytest
@@ -301,28 +300,12 @@ def test_recipes_are_compared(run, printed):
         rlx.compare("nobody")
 
 
-def test_sides_differ_as_printed(run, printed):
-    found = rlx.diff(run.id, "r-0003")
-    told = printed("compare", "--diff", "r-0001", "r-0003")
-    assert json.loads(json.dumps(found)) == told["differences"]
-    assert rlx.diff(RLCR, RLCR)["spec"] == {}
-
-
 def test_a_run_is_rescored_to_the_bit(run):
     found = rlx.rescore(rlx.RescoreRequest(run=run.id, steps=(16,)))
     assert found.is_identical and found.steps == [16]
     assert found.rows == []
     opened = rlx.rescore(rlx.RescoreRequest(run=run, steps=(16,)), registry="sqlite:///none.db")
     assert opened.to_json() == found.to_json()
-
-
-def test_other_rules_change_tokens(run, printed):
-    overrides = ("rewards.turn.accuracy.weight=2", "estimator={name: grpo}")
-    changed = rlx.rescore(
-        rlx.RescoreRequest(run=run.id, steps=(16,), overrides=overrides, rows=2)
-    ).to_json()
-    sets = [word for override in overrides for word in ("--set", override)]
-    assert changed == printed("rescore", run.id, "--step", "16", "--rows", "2", *sets)
 
 
 def test_responses_are_scored(tmp_path):
@@ -343,10 +326,7 @@ def test_responses_are_scored(tmp_path):
         rlx.score(tmp_path / "none.jsonl", "countdown.verify")
 
 
-def test_requests_are_frozen_and_complete_when_made():
-    request = rlx.EvaluationRequest(target="latest", greedy=True)
-    with pytest.raises(FrozenInstanceError):
-        request.greedy = False
+def test_requests_are_complete_when_made():
     with pytest.raises(rlx.SpecError, match="drop --spec"):
         rlx.EvaluationRequest(target="latest", step=3, experiment=RLCR)
 

@@ -1,7 +1,7 @@
 """`make bench`: figures that anyone can measure again, as ratios or CPU seconds within one run.
 
     python tests/benchmarks/bench.py            all of them, which takes about an hour
-    BENCH=rlcr_step,main_job python tests/benchmarks/bench.py        these; the others' figures stay
+    BENCH=smollm2_grpo_step python tests/benchmarks/bench.py   these; the others' figures stay
 
 Writes benchmarks.md and bench.json in results/, a list of {name, ratio, low, high, baseline, unit},
 after every benchmark, so that a run that was broken off is taken up by naming what is missing.
@@ -24,22 +24,14 @@ RESULTS = Path(__file__).with_name("results")
 STORED, PAGE = RESULTS / "bench.json", RESULTS / "benchmarks.md"
 
 BENCHMARKS = {
-    "rlcr_update_short": "updates",
-    "rlcr_update_long": "updates",
     "common_prefix_update": "common_prefix",
-    "two_turn_generation": "generation",
-    "one_turn_generation": "generation",
-    "rlcr_step": "steps",
-    "grpo_step_vs_trl": "steps",
     "smollm2_grpo_step": "real_steps",
     "smollm2_rlcr_step": "real_steps",
     "smollm2_products": "products",
-    "slow_sessions": "sessions",
     "forked_history": "sessions",
     "troubled_judge": "sessions",
     "verb_cpu_ratios": "starts",
     "start_cpu_seconds": "starts",
-    "main_job": "main_job",
 }
 """By the name of its function: the module beside this file."""
 

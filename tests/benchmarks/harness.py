@@ -10,11 +10,10 @@ __all__ = ["Spent", "beside", "compared", "in_turns", "row", "spent"]
 
 @dataclass(frozen=True, slots=True)
 class Spent:
-    """Seconds of a piece of work, of every thread's CPU and by the clock, and bytes of a GPU."""
+    """Seconds of a piece of work, of every thread's CPU and by the clock."""
 
     cpu: float
     wall: float
-    gpu_peak: int = 0
 
 
 def spent(work: Callable[[], object]) -> Spent:

@@ -1,23 +1,22 @@
 """Whole training steps as a run takes them: sampled, credited, learned, weights handed over.
 
-    python own_steps.py CASE          CASE is a file of JSON; see steps.py beside this file
+    python own_steps.py CASE          CASE is a file of JSON; see real_steps.py beside this file
 
 takes GRPO steps in a process of its own, one for each line that arrives. It prints a line when it
-is ready, and after every step one with its seconds and the most bytes of a GPU, {"cpu": …,
-"wall": …, "gpu_peak": …}.
+is ready, and after every step one with its seconds, {"cpu": …, "wall": …}.
 """
 
 import json
 import sys
 import zlib
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
 import torch
 from harness import spent
-from models import DEVICE, DTYPE, alone, policy
+from models import alone, policy
 from torch import Tensor
 
 from rlx.batch import TokenBatch, build_token_batch
@@ -65,16 +64,11 @@ class OwnSteps:
         estimator: Callable[[CreditInputs], Tensor | Credit],
         micro_batch_tokens: int,
     ) -> None:
-        runner = RunnerSpec(
-            device=DEVICE,
-            dtype=DTYPE,
-            zero_stage=0 if DTYPE == "float32" else 1,
-            micro_batch_tokens=micro_batch_tokens,
-        )
+        runner = RunnerSpec(device="cpu", zero_stage=0, micro_batch_tokens=micro_batch_tokens)
         self._rollout, self._estimator = rollout, estimator
-        self._policy = copy_policy(policy(), getattr(torch, DTYPE))
+        self._policy = copy_policy(policy(), torch.float32)
         self._learner = Learner(policy(), runner, OptimizerSpec(), alone())
-        device = torch.device(DEVICE)
+        device = torch.device("cpu")
         self._sampler = TransformersSampler(self._policy, max_rows=512, device=device)
 
     def step(self, texts: Sequence[str], seed: int) -> None:
@@ -130,8 +124,6 @@ def main(case: dict) -> None:
         first = number * case["prompts"] % len(case["texts"])
         texts = case["texts"][first : first + case["prompts"]]
         took = spent(lambda texts=texts, number=number: steps.step(texts, number))
-        if DEVICE == "cuda":  # since the process began, as TRL's side tells it
-            took = replace(took, gpu_peak=torch.cuda.max_memory_allocated())
         print(json.dumps(asdict(took)), flush=True)
 
 

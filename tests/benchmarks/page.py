@@ -9,7 +9,7 @@ __all__ = ["machine", "page"]
 HEAD = """\
 # Benchmarks
 
-Written by `make bench`; `make bench BENCH=rlcr_step,main_job` measures some again and leaves the
+Written by `make bench`; `make bench BENCH=smollm2_rlcr_step` measures one again and leaves the
 others.
 The figures are in [bench.json](bench.json) too. Peers are installed by the same command, each into
 an environment of its own below `.bench/`, as pinned in `tests/benchmarks/peers/`.
@@ -22,54 +22,15 @@ each table stands where its figures were made. "Earlier" is the lowest and the h
 earlier runs of `make bench`, on other days and machines and with other versions of rlx, and how
 many there were.
 
-A name that ends with `_strongest` is beside the strongest plain form that we know. Where there is
-one, the other baseline of the same figure is labelled "weaker": it is what one writes first, or
-what a trainer does that shares no prefix.
+A name that ends with `_strongest` is beside the strongest plain form that we know.
 """
 
 STEPS = """\
-The model is a Qwen2 of 2.4 million parameters over 100 characters (hidden size 256, 4 layers, 4
-heads, 2 key-value heads, MLP 512, tied embeddings) in float32 with random weights. Lengths are
-forced: none of its tokens ends a turn. A shape is (prompt, answer, question, confidence, G_a, G_c)
-tokens and branches.
-
-`rlcr_update_*` is forward, backward and AdamW, short at (100, 60, 30, 12, 8, 4) with four prompts,
-long at (200, 300, 30, 20, 8, 8) with one. **Plain rows** are what a trainer computes that shares no
-prefix, in as good a form as there is: every answer and every confidence is a row with all that came
-before it, rows of equal length lie in micro-batches of 8 without padding, so that attention takes
-its causal fast path, and the DeepSpeed engine, the loss and the optimiser are ours. Their logits
-are computed at every position; `_lean` is beside plain rows with logits only where a token learns.
-Packed trees have as many tokens in a micro-batch as 8 plain rows. The benchmark ends with an error
-where losses differ by more than 1e-6, or the gradient of any parameter by more than 5e-6 (relative
-L2); the largest such distance stands in the last column. `_strongest` has lean logits and one row
-for each trajectory: the tokens of an answer learn in the row of its first confidence, with the same
-gradient.
-
-`rlcr_update_memory_*` is the resident memory that one update adds at its peak, as a share of what
-plain rows add in micro-batches of 8, each in a process of its own. Nothing is claimed against
-micro-batches of 4 or fewer: a tree must be resident as a whole, so they can need less.
-
 `common_prefix_*` is forward and backward of a real model, SmolLM2-135M-Instruct in float32, fetched
 by `experiments/smollm2/fetch.py`, on 8 prompts of `experiments/smollm2_grpo.yaml` with 8 answers of
 8 tokens each, in one micro-batch. `_problems` is beside the same learner with each problem packed
 for itself, `_cache` beside transformers' own cache with gradient, which reads each prompt once and
 forks it. Losses and gradients are compared first.
-
-`two_turn_generation` samples both turns of the short shape, with log-probabilities, beside
-transformers' `generate` (without them), which reads every branch anew; `_strongest` is beside
-`generate` with one cache for both turns, into which prompts and the question are read before their
-branches part. `one_turn_generation` is 8
-prompts of 100 tokens with 8 answers of 64, full length, and ragged where its name says so.
-
-`rlcr_step` is a whole step at the short shape: both turns generated, rewards and advantages given,
-one update, weights handed to the sampler; beside `generate` twice, plain rows and torch's AdamW,
-which take the log-probabilities of the update itself as old ones and so need no pass for them.
-`_strongest` keeps the cache and has one row for each trajectory with lean logits.
-
-`grpo_step_vs_trl` is a step of 8 prompts of 105 tokens and 8 answers of 64 tokens each beside
-GRPOTrainer of TRL 1.16 with the same weights, prompts, reward and loss (β 0, one update per
-rollout, float32, no gradient checkpointing, no logging), all 64 rows in one micro-batch, which was
-no slower than 8. Each side is a process of its own, and they take turns.
 
 `smollm2_grpo_step_*` and `smollm2_rlcr_step_*` are whole steps of SmolLM2-135M-Instruct in float32,
 whose prompts of about 400 tokens differ in the last few: 4 prompts with 8 answers of 32 tokens (8
@@ -92,20 +53,9 @@ next step. Other work on the machine makes CPU seconds up to twice as many, and 
 imports beside them are of the same rounds. The mirror to MLflow is off the path of training: the
 supervisor imports MLflow after the first step, and sends batches of the registry's values, as
 `mlflow.log_metrics` does.
-`main_job_cpu_seconds` is of all processes of `rlx submit experiments/rlcr.yaml` from an empty home,
-with warm start, evaluations, pictures and the mirror to MLflow, and below it is what the trained
-models reach on held-out problems; clock is in seconds there.
 """
 
 SESSIONS = """\
-Sessions wait by sleeping, and a model that is a hash sleeps 0.05 s for a batch. `slow_tenth_*` is a
-step of 20 sessions of 8 turns: an agent's program, or a call of a live environment, takes 0.5 s in
-a turn, and 5 s in a tenth of all turns. Its share of waiting is the waiting of the session that
-waits longest, and the model's time for a batch per turn. `undisturbed_*` are the steady ones of 200
-programs of 3 turns, among others that wait up to 2 s, cut their connections or are killed.
-`_lockstep` waits for every session before a batch; the others have a patience of 0.1 s. All of this
-is by the clock, so that other work on the machine counts.
-
 `forked_history_tokens` is what the learner computes of programs that write four turns, go on with
 one of them, and so on, six times.
 
@@ -118,15 +68,14 @@ SECTIONS = {
     "Steps of training": (
         STEPS,
         (
-            *("rlcr_update_short", "rlcr_update_long", "common_prefix_update"),
-            *("two_turn_generation", "one_turn_generation", "rlcr_step", "grpo_step_vs_trl"),
-            *("smollm2_grpo_step", "smollm2_rlcr_step", "smollm2_products"),
+            *("common_prefix_update", "smollm2_grpo_step"),
+            *("smollm2_rlcr_step", "smollm2_products"),
         ),
     ),
-    "Sessions": (SESSIONS, ("slow_sessions", "forked_history", "troubled_judge")),
+    "Sessions": (SESSIONS, ("forked_history", "troubled_judge")),
     "Starts": (
         SMALL,
-        ("verb_cpu_ratios", "start_cpu_seconds", "main_job"),
+        ("verb_cpu_ratios", "start_cpu_seconds"),
     ),
 }
 """By title: what is compared with what, and the benchmarks whose figures follow."""

@@ -19,7 +19,6 @@ from itertools import count
 from pathlib import Path
 
 import torch
-from generation import continue_cached
 from harness import Spent, compared, in_turns, spent
 from models import policy
 from own_steps import RATE, OwnSteps, reward
@@ -28,7 +27,7 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from rlx.credit import estimate_two_level, group_advantages
-from rlx.model import build_policy
+from rlx.model import Policy, build_policy
 from rlx.plan import read_spec
 from rlx.spec import TurnSpec, TwoLevel, TwoTurnRolloutSpec
 
@@ -88,7 +87,7 @@ def _start_own(folder: Path, texts: list[str], prompts: int) -> Iterator[Peer]:
     """A process of our own steps, whose case is in `folder`; TRL's micro-batch is smaller than
     all rows, which take 18 GB."""
     case = {"prompts": prompts, "answers": ANSWERS, "answer": ANSWER, "rows": TRL_ROWS}
-    case |= {"texts": texts, "tokens": TOKENS, "device": "cpu"}
+    case |= {"texts": texts, "tokens": TOKENS}
     (asked := folder / "case.json").write_text(json.dumps(case))
     own = [sys.executable, Path(__file__).with_name("own_steps.py"), asked]
     with Peer.started(own, folder / "own.log") as ours:
@@ -201,6 +200,28 @@ class PlainSteps:
         torch.nn.utils.clip_grad_norm_(self._policy.model.parameters(), 1.0)
         self._optimizer.step()
         self._optimizer.zero_grad()
+
+
+def continue_cached(
+    speaker: Policy, ids: Tensor, cache: DynamicCache, each: int, length: int
+) -> Tensor:
+    """`each` continuations of every row of `ids` by `generate`, whose first tokens the cache has;
+    `[R · each, T + length]`."""
+    with torch.no_grad():
+        known = cache.get_seq_length()
+        speaker.model(ids[:, known:-1], past_key_values=cache, use_cache=True, logits_to_keep=1)
+    cache.batch_repeat_interleave(each)
+    ids = ids.repeat_interleave(each, dim=0)
+    return speaker.model.generate(
+        ids,
+        attention_mask=torch.ones_like(ids),
+        do_sample=True,
+        top_k=0,
+        min_new_tokens=length,
+        max_new_tokens=length,
+        pad_token_id=0,
+        past_key_values=cache,
+    )
 
 
 def _sample_answers(speaker, prompts: Tensor, each: int) -> tuple[Tensor]:

@@ -9,12 +9,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import psutil
 from harness import Spent, beside, in_turns, row
-from process_use import sum_tree_seconds
 
 from rlx.descendants import adopt_orphans, kill_descendants
 from rlx.home import RunFolder
@@ -97,6 +98,17 @@ def start_cpu_seconds() -> list[dict]:
         )
         for name, spent in took.items()
     ]
+
+
+def sum_tree_seconds() -> float:
+    """CPU seconds of all processes below this one so far, of those that have ended too."""
+    me = psutil.Process()
+    own = me.cpu_times()
+    seconds = own.children_user + own.children_system
+    for process in me.children(recursive=True):
+        with suppress(psutil.Error):
+            seconds += sum(process.cpu_times()[:4])
+    return float(seconds)
 
 
 def _run(command: Sequence[Path | str], home: Path | None = None) -> Spent:

@@ -87,7 +87,7 @@ def test_a_broken_plugin_of_somebody_else_stops_nobody(folder, monkeypatch, caps
     code, lines = found(capsys)
     assert code == 0
     assert lines["reward plugin"]["found"] == "reward plugin 'guest' failed to import"
-    assert lines["reward plugin"]["fix"] == "rlx plugins show guest --traceback"
+    assert lines["reward plugin"]["fix"] == "RLX_DEBUG=1 rlx plugins show guest"
 
 
 # Packages ----------------------------------------------------------------------------------------

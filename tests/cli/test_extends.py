@@ -135,12 +135,9 @@ def test_the_split_over_files_is_no_part_of_a_run(files, capsys):
 
 
 def test_an_example_is_extended_by_its_name(folder, capsys):
-    assert main(["new", "--from", "quick", "--extends", "mine.yaml"]) == 0
-    with Path("mine.yaml").open("a") as file:
-        file.write("name: mine\n")
-    capsys.readouterr()
+    Path("mine.yaml").write_text("extends: quick\nname: mine\n")
     origins = show(capsys, "mine.yaml")["origins"]
-    assert origins["name"] == "mine.yaml:3"
+    assert origins["name"] == "mine.yaml:2"
     assert origins["model.kind"].startswith("example quick:")
     assert main(["validate", "mine.yaml", "--set", "model.layer=1"]) == 2
     assert "unknown key 'model.layer'" in capsys.readouterr().err

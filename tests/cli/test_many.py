@@ -89,12 +89,12 @@ def test_a_group_is_recorded_once(url, capsys):
     assert main(command) == 0
     name, head, *rows = capsys.readouterr().out.splitlines()
     assert name == "group rlcr-normalize"
-    varied = ["normalize", "seed"]
-    assert head.split() == ["RUN", *varied, "STATE", "STEP", "TOOK", "ACCURACY"]
+    assert head.split() == ["RUN", "NAME", "normalize", "SEED", "STATUS", "STEP", "AGE"]
     assert len(rows) == 4
-    assert rows[0].split() == ["r-0001", '"center"', "0", "queued", "0/130"]
+    assert rows[0].split()[:-2] == ["r-0001", "rlcr", '"center"', "0", "queued", "0/130"]
     assert main(command) == 0
-    assert capsys.readouterr().out.splitlines()[2:] == rows, "they are there already"
+    again = [row.split()[0] for row in capsys.readouterr().out.splitlines()[2:]]
+    assert again == [row.split()[0] for row in rows], "they are there already"
     with Registry.open(url) as registry:
         assert len(registry.runs()) == 4
         assert len({run.digest for run in registry.runs()}) == 2
@@ -185,34 +185,25 @@ def test_a_group_is_followed_by_a_line_per_change(url, capsys):
     members = read_run_group(RLCR, (), "0..1", ("estimator.confidence.normalize=center",))
     with Registry.open(url) as registry:
         name, runs = record_group(registry, members, None)
-        view = GroupView(registry, name, members, runs)
+        cells = {run.id: member.cell for run, member in zip(runs, members, strict=True)}
+        view = GroupView(registry, name, cells)
         view.print_changes()
         view.print_changes()
         registry.transition("r-0001", ["queued"], "stopped")
         view.print_changes()
-        table = view.build_table()
-    lines = [line.split("  ", 1)[1] for line in capsys.readouterr().err.splitlines()]
+        registry.delete_run("r-0001")  # by somebody else
+        view.print_changes()
+        view.print_table()
+    shown = capsys.readouterr()
+    lines = [line.split("  ", 1)[1] for line in shown.err.splitlines()]
     varied = 'estimator.confidence.normalize="center"'
     assert lines == [
         f"r-0001  {varied} seed=0  queued",
         f"r-0002  {varied} seed=1  queued",
         f"r-0001  {varied} seed=0  stopped",
     ]
-    assert table.row_count == 2
-    assert [column.header for column in table.columns][1:3] == ["normalize", "seed"]
-
-
-def test_a_member_that_is_removed_is_not_shown_any_more(url, capsys):
-    members = read_run_group(RLCR, (), "0..1", ())
-    with Registry.open(url) as registry:
-        name, runs = record_group(registry, members, None)
-        view = GroupView(registry, name, members, runs)
-        registry.transition("r-0001", ["queued"], "stopped")
-        registry.delete_run("r-0001")
-        view.print_changes()
-        table = view.build_table()
-    assert "r-0002" in capsys.readouterr().err
-    assert table.row_count == 1
+    _, left = shown.out.splitlines()
+    assert left.startswith("r-0002")
 
 
 def test_two_equal_groups_that_are_recorded_at_once_have_the_same_runs(url, monkeypatch):

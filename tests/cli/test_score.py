@@ -8,9 +8,12 @@ import subprocess
 import sys
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
-from guests import write_distribution
+from guests import installed
+
+from rlx.cli import main
 
 CASES = Path(__file__).parents[1] / "golden" / "countdown_cases.jsonl"
 MAIN = "import sys; from rlx.cli import main; sys.exit(main())"
@@ -58,29 +61,28 @@ RIGHT = {"response": "<answer>3+4</answer>", "numbers": [3, 4], "target": 7}
 
 
 @pytest.fixture
-def folder(tmp_path):
+def folder(tmp_path, monkeypatch):
     """A folder with a distribution of rewards, one of which does not import."""
     points = [f"{name} = rlx_guest:{name}" for name in ("moody", "rank", "seen", "lacking")]
     points = "\n".join(["[rlx.rewards]", *points, "broken = rlx_broken:broken", ""])
     modules = {"rlx_guest": GUEST, "rlx_broken": "import no_such_module\n"}
-    write_distribution(tmp_path, "rlx-guest", points, **modules)
-    return tmp_path
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("RLX_HOME", str(tmp_path / "home"))
+    with installed(tmp_path, monkeypatch, "rlx-guest", points, **modules):
+        yield tmp_path
 
 
-def rlx(folder, *arguments, given=None, **environment):
-    return subprocess.run(
-        [sys.executable, "-c", MAIN, "score", *map(str, arguments)],
-        cwd=folder,
-        env={
-            **os.environ,
-            "RLX_HOME": str(folder / "home"),
-            "PYTHONPATH": str(folder),
-            **environment,
-        },
-        input=given,
-        capture_output=True,
-        check=False,
-    )
+@pytest.fixture
+def rlx(capfdbinary):
+    """Calls `rlx score`; returns its exit code and what it printed."""
+
+    def call(*arguments):
+        capfdbinary.readouterr()
+        code = main(["score", *map(str, arguments)])
+        out, err = capfdbinary.readouterr()
+        return SimpleNamespace(returncode=code, stdout=out, stderr=err)
+
+    return call
 
 
 def written(folder, *records):
@@ -94,9 +96,9 @@ def scored(done):
     return [json.loads(line) for line in done.stdout.split(b"\n") if line]
 
 
-def test_every_known_case_gets_what_is_expected(folder):
+def test_every_known_case_gets_what_is_expected(folder, rlx):
     cases = [json.loads(line) for line in CASES.read_bytes().split(b"\n") if line]
-    done = rlx(folder, "--reward", "countdown", CASES, "--json")
+    done = rlx("--reward", "countdown", CASES, "--json")
     assert done.returncode == 0
     got = scored(done)
     # Right by operators that no prompt offers, or within a tolerance: the default has neither.
@@ -111,7 +113,7 @@ def test_every_known_case_gets_what_is_expected(folder):
     assert b" lines/s" in done.stderr
 
 
-def test_what_cannot_be_scored_stops_nothing(folder):
+def test_what_cannot_be_scored_stops_nothing(folder, rlx):
     deep = "[" * 100_000
     long = '{"response": "x", "n": ' + "9" * 5000 + "}"
     broken = [
@@ -131,7 +133,7 @@ def test_what_cannot_be_scored_stops_nothing(folder):
         ({"response": "abstain"}, "abstains"),
     ]
     records = [r for record, _ in broken for r in ({"response": "fine", "id": "ok"}, record)]
-    done = rlx(folder, "--reward", "moody", written(folder, *records), "--json", "--deadline", "3")
+    done = rlx("--reward", "moody", written(folder, *records), "--json", "--deadline", "3")
     assert done.returncode == 1
     got = scored(done)
     assert [g["line"] for g in got] == list(range(1, len(records) + 1))
@@ -142,15 +144,15 @@ def test_what_cannot_be_scored_stops_nothing(folder):
     assert f"{len(broken)} scored, {len(broken)} absent".encode() in done.stderr
 
 
-def test_a_bad_ground_truth_is_no_score(folder):
+def test_a_bad_ground_truth_is_no_score(folder, rlx):
     path = written(folder, RIGHT, RIGHT | {"numbers": ["3", "4"]}, RIGHT | {"target": None}, RIGHT)
-    done = rlx(folder, "--reward", "countdown", path, "--json")
+    done = rlx("--reward", "countdown", path, "--json")
     assert done.returncode == 1
     assert [g["score"] for g in scored(done)] == [1.0, None, None, 1.0]
     assert "must be a finite number" in scored(done)[2]["reason"]
 
 
-def test_fields_flat_or_nested_and_empty_lines(folder):
+def test_fields_flat_or_nested_and_empty_lines(folder, rlx):
     fields = {"numbers": [3, 4], "target": 7}
     path = written(
         folder,
@@ -160,13 +162,13 @@ def test_fields_flat_or_nested_and_empty_lines(folder):
         {"text": "\ud800<answer>4+3</answer>", **fields, "id": 5},
         RIGHT,
     )
-    done = rlx(folder, "--reward", "countdown", path, "--json", "--response-field", "text")
+    done = rlx("--reward", "countdown", path, "--json", "--response-field", "text")
     got = [(g["line"], g.get("id"), g["score"]) for g in scored(done)]
     assert got == [(1, None, 1.0), (3, None, 1.0), (4, 5, 1.0), (5, None, None)]
     assert scored(done)[3]["reason"] == "`text` is missing"
 
 
-def test_samples_are_what_the_line_says(folder):
+def test_samples_are_what_the_line_says(folder, rlx):
     path = written(
         folder,
         {"response": "mm</think><plan>abc</plan><answer>1</answer><answer>23</answer>", "a": 1},
@@ -179,7 +181,7 @@ def test_samples_are_what_the_line_says(folder):
             "problem": {"b": 1},
         },
     )
-    first, second, third = scored(rlx(folder, "--reward", "seen", path, "--json"))
+    first, second, third = scored(rlx("--reward", "seen", path, "--json"))
     base = {"number": 1.0, "tokens": 0.0, "info": 0.0, "fields": 1.0}
     assert first["parts"] == base | {"think": 2.0, "plan": 3.0, "answer": 2.0}
     assert first["reason"] == "answer ['a']"
@@ -189,24 +191,24 @@ def test_samples_are_what_the_line_says(folder):
     assert third["reason"] == "answer ['b']"
 
 
-def test_a_hundred_thousand_tags_cost_little(folder):
+def test_a_hundred_thousand_tags_cost_little(folder, rlx):
     tags = "".join(f"<t{i}></t{i}>" for i in range(12_000))
-    got = scored(rlx(folder, "--reward", "seen", written(folder, {"response": tags}), "--json"))
+    got = scored(rlx("--reward", "seen", written(folder, {"response": tags}), "--json"))
     assert len(got[0]["parts"]) < 100
 
 
-def test_rewards_that_read_others(folder):
+def test_rewards_that_read_others(folder, rlx):
     told = {"response": "<confidence>1</confidence>", "turn": "confidence"}
     path = written(folder, told | {"of": 1}, told | {"of": 0.0}, told)
-    done = rlx(folder, "--reward", "rlcr.brier", path, "--json")
+    done = rlx("--reward", "rlcr.brier", path, "--json")
     assert [g["score"] for g in scored(done)] == [1.0, 0.0, None]
     assert "`of` is missing" in scored(done)[2]["reason"]
 
 
-def test_lines_of_one_group_are_judged_together(folder):
+def test_lines_of_one_group_are_judged_together(folder, rlx):
     lines = [("aaa", 1), ("a", 1), ("b", "x"), ("{", None), ("bb", "x"), ("c", 1), ("d", None)]
     records = [t if t == "{" else {"response": t, "group": g, "id": t} for t, g in lines]
-    done = rlx(folder, "--reward", "rank", written(folder, *records), "--json")
+    done = rlx("--reward", "rank", written(folder, *records), "--json")
     assert done.returncode == 1
     got = scored(done)
     assert [g["score"] for g in got] == [1.0, 0.0, 0.0, None, 1.0, None, None]
@@ -215,20 +217,20 @@ def test_lines_of_one_group_are_judged_together(folder):
     assert "`group` is missing" in got[6]["reason"]
 
 
-def test_options_reach_the_reward(folder):
+def test_options_reach_the_reward(folder, rlx):
     wrong = RIGHT | {"target": 8, "data_source": "countdown"}
     path = written(folder, wrong, RIGHT | {"data_source": "countdown"})
-    done = rlx(folder, "--reward", "countdown", path, "--json", "--set", "format_score=0.25")
+    done = rlx("--reward", "countdown", path, "--json", "--set", "format_score=0.25")
     assert [g["score"] for g in scored(done)] == [0.25, 1.0]
     nested = [
         "--set=sources.countdown={plugin: countdown, score: 3}",
         "--set=sources.countdown.format_score=2",
     ]
-    done = rlx(folder, "--reward", "by_data_source", path, "--json", *nested)
+    done = rlx("--reward", "by_data_source", path, "--json", *nested)
     assert [g["score"] for g in scored(done)] == [2.0, 3.0]
 
 
-def test_what_is_refused(folder, subtests):
+def test_what_is_refused(folder, rlx, subtests):
     for arguments, code, said in (
         (["lines.jsonl"], 2, "--reward"),
         (["--reward", "countdown"], 2, "FILE"),
@@ -247,33 +249,35 @@ def test_what_is_refused(folder, subtests):
     ):
         with subtests.test(arguments=arguments, code=code, said=said):
             written(folder, RIGHT)
-            done = rlx(folder, *arguments)
+            done = rlx(*arguments)
             assert (done.returncode, done.stdout) == (code, b"")
             assert said in done.stderr.decode() and "Traceback" not in done.stderr.decode()
 
 
-def test_stdin_and_packed_files(folder):
+def test_stdin_and_packed_files(folder, rlx):
     data = written(folder, *[RIGHT] * 3000).read_bytes()
     packed = folder / "packed.gz"
     packed.write_bytes(gzip.compress(data))
+    command = [sys.executable, "-c", MAIN, "score", "--reward=countdown", "--json", "-"]
     for done in (
-        rlx(folder, "--reward=countdown", "--json", "-", given=data),
-        rlx(folder, "--reward=countdown", "--json", packed, "--workers=2"),
+        subprocess.run(command, input=data, capture_output=True, check=False),
+        rlx("--reward=countdown", "--json", packed, "--workers=2"),
     ):
         assert done.returncode == 0
         assert [(g["line"], g["score"]) for g in scored(done)] == [
             (i + 1, 1.0) for i in range(3000)
         ]
     packed.write_bytes(gzip.compress(data)[:-100])
-    done = rlx(folder, "--reward=countdown", packed)
+    done = rlx("--reward=countdown", packed)
     assert done.returncode == 4 and b"cannot read" in done.stderr
     assert done.stdout.count(b"\n") > 1000  # what could be read is scored
 
 
-def test_a_table_for_people(folder):
+def test_a_table_for_people(folder, rlx, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "60")
     name, tokens = "\x1b[31m" + "漢" * 30, {"numbers": ["\x1b[2J" * 20]}
     path = written(folder, RIGHT | {"id": name}, RIGHT | tokens)
-    done = rlx(folder, "--reward=countdown", path, COLUMNS="60")
+    done = rlx("--reward=countdown", path)
     head, first, second = done.stdout.decode().splitlines()
     assert head.split() == ["LINE", "ID", "SCORE", "REASON"]
     assert "\x1b" not in done.stdout.decode() and "漢" in first and first.split()[2] == "1"
@@ -288,7 +292,7 @@ def read_terminal(terminal):
             yield shown
 
 
-def test_the_bar_is_for_terminals_alone(folder):
+def test_the_bar_is_for_terminals_alone(folder, rlx):
     path = written(folder, *[RIGHT] * 10)
     ours, theirs = pty.openpty()
     command = [sys.executable, "-c", MAIN, "score", "--reward=countdown", "--json", str(path)]
@@ -302,4 +306,4 @@ def test_the_bar_is_for_terminals_alone(folder):
     os.close(ours)
     assert process.returncode == 0 and len(out.read_bytes().splitlines()) == 10
     assert "scoring" in shown and "10 lines" in shown and "10 scored" in shown
-    assert b"scoring" not in rlx(folder, "--reward=countdown", path).stderr
+    assert b"scoring" not in rlx("--reward=countdown", path).stderr

@@ -12,7 +12,6 @@ from guests import installed
 from rlx.cli import main
 from rlx.cli.output import color_report
 from rlx.cli.verb_group import VERBS
-from rlx.errors import EnvironmentFault
 
 GOOD = """\
 name: guest
@@ -172,26 +171,6 @@ def test_a_broken_plugin_is_a_row(capsys, monkeypatch):
     assert "broken: ModuleNotFoundError: No module named 'cli_missing'" in rows["cli.broken"]
 
 
-def test_a_plugins_options_are_a_table(capsys):
-    assert main(["plugins", "show", "cli.exact"]) == 0
-    out = capsys.readouterr().out
-    assert "1 when right." in out
-    assert ["strict", "true", "|", "false", "true"] in [line.split() for line in out.splitlines()]
-    assert main(["plugins", "show", "cli.broken", "--traceback"]) == 3
-    assert "Traceback" in capsys.readouterr().err
-    assert main(["plugins", "show", "cli.nothing"]) == 3
-
-
-def test_wrong_usage_is_answered_with_the_nearest(capsys, subtests):
-    for arguments, says in (
-        (["vaildate"], "Did you mean 'validate'?"),
-        (["validate", "--formt"], "--format"),
-    ):
-        with subtests.test(arguments=arguments, says=says):
-            assert main(arguments) == 2
-            assert says in capsys.readouterr().err
-
-
 def raising(error):
     def verb(*_, **__):
         raise error
@@ -209,14 +188,6 @@ def test_a_surprise_is_one_line_and_the_traceback_is_kept(tmp_path, monkeypatch,
     monkeypatch.setenv("RLX_DEBUG", "1")
     assert main(["validate", "good.yaml"]) == 1
     assert "Traceback" in capsys.readouterr().err
-
-
-def test_interrupts_and_deliberate_failures_have_codes_of_their_own(monkeypatch, capsys):
-    monkeypatch.setattr("rlx.cli.validate.check_file", raising(KeyboardInterrupt()))
-    assert main(["validate", "good.yaml"]) == 130
-    monkeypatch.setattr("rlx.cli.validate.check_file", raising(EnvironmentFault("no device")))
-    assert main(["validate", "--values", "good.yaml"]) == 4
-    assert capsys.readouterr().err.endswith("error: no device\n")
 
 
 def test_a_reader_that_leaves_is_told_nothing(tmp_path):

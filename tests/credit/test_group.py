@@ -8,7 +8,7 @@ import bound
 import hypothesis.strategies as st
 import pytest
 import torch
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from rows import each_row
 
 from rlx.credit import CreditInputs, group_advantages, spread_over_mask, total_scores
@@ -147,7 +147,6 @@ def test_confidences_come_first_where_the_rows_say_so():
 # Properties ---------------------------------------------------------------------------------------
 
 
-@settings(deadline=None)
 @given(groups, options)
 def test_agrees_with_a_plain_loop(groups, options):
     scores, ids = flat(groups)
@@ -156,17 +155,6 @@ def test_agrees_with_a_plain_loop(groups, options):
     assert advantages_of(scores, ids, **options) == pytest.approx(expected, rel=1e-9, abs=1e-8)
 
 
-@settings(deadline=None)
-@given(groups, options, st.randoms(use_true_random=False))
-def test_rows_may_come_in_any_order(groups, options, random):
-    scores, ids = flat(groups)
-    order = random.sample(range(len(scores)), len(scores))
-    shuffled = advantages_of([scores[i] for i in order], [ids[i] for i in order], **options)
-    expected = advantages_of(scores, ids, **options)
-    assert shuffled == pytest.approx([expected[i] for i in order], rel=1e-9, abs=1e-8)
-
-
-@settings(deadline=None)
 @given(
     st.lists(st.tuples(st.floats(-10, 10, width=32), st.integers(2, 64)), min_size=1, max_size=6),
     st.sampled_from(["std", "center", "leave_one_out", "batch_std"]),
@@ -178,7 +166,6 @@ def test_equal_scores_carry_no_signal_not_even_rounding(groups, normalize, eps):
     assert actual == [0.0] * len(scores)
 
 
-@settings(deadline=None)
 @given(groups, st.sampled_from([0, 1]), st.sampled_from(["zero", "raw"]))
 def test_the_deviation_of_a_batch_is_one_for_all_groups(groups, ddof, singleton):
     scores, ids = flat(groups)
@@ -197,14 +184,6 @@ def test_answers_and_confidences_have_a_deviation_each():
     answers = advantages_of(scores[:2], [0, 0], **batch)
     confidences = advantages_of(scores[2:], [1, 1, 2, 2], **batch)
     assert found == pytest.approx(answers + confidences, rel=1e-12)
-
-
-def test_rounding_would_have_been_a_signal():
-    """The case that the exact zero is for: without it, twelve times 0.7 is worth about 0.1."""
-    scores = torch.full((12,), 0.7)
-    centred = scores - scores.new_zeros(1).index_add(0, torch.zeros(12, dtype=int), scores) / 12
-    assert (centred / (centred.std() + 1e-6)).abs().max() > 0.01
-    assert (group_advantages(scores, torch.zeros(12, dtype=int)) == 0).all()
 
 
 # Total scores -------------------------------------------------------------------------------------
@@ -243,6 +222,7 @@ def test_a_row_whose_score_is_nan_stays_within_its_mask():
         ({"mask": torch.ones(3, 1)}, "mask has 3 rows, not 2"),
         ({"turn_present": torch.ones(2, 2)}, r"turn_present is \(2, 2\), turn_rewards is \(2, 1\)"),
         ({"turn_ids": torch.ones(2, 4)}, r"turn_ids is \(2, 4\), mask is \(2, 1\)"),
+        ({"global_rewards": torch.ones(2, 1)}, r"global_rewards is \(2, 1\), not \[B\]"),
     ],
 )
 def test_inputs_that_disagree_are_refused(change, complaint):

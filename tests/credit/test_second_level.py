@@ -6,7 +6,7 @@ from functools import partial
 import hypothesis.strategies as st
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from pydantic import ValidationError
 from rows import each_row
 
@@ -39,7 +39,6 @@ def first_level(trees, dtype=torch.float64, normalize="center"):
     return advantages, torch.tensor(prompts)
 
 
-@settings(deadline=None)
 @given(trees, st.sampled_from([0, 1]), st.sampled_from([1e-6, 1e-4]))
 def test_prompt_scale_agrees_with_a_plain_loop(trees, ddof, eps):
     advantages, prompts = first_level(trees)
@@ -72,7 +71,6 @@ def test_answers_with_other_labels_keep_their_share_of_the_push():
 # Exponential moving average -----------------------------------------------------------------------
 
 
-@settings(deadline=None)
 @given(st.lists(trees, min_size=1, max_size=4), st.sampled_from([0.0, 0.9]))
 def test_ema_scale_agrees_with_a_plain_loop_over_steps(steps, momentum):
     state = plain = None

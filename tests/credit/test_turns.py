@@ -198,29 +198,6 @@ def test_agrees_with_a_plain_loop_on_ragged_batches_full_of_nan(
         assert got == close(expected)
 
 
-@each_row(("estimator", "oracle", "own"), FAMILY)
-@given(
-    st.lists(st.none() | st.just(0.1), min_size=1, max_size=4),
-    st.floats(-10, 10, width=32),
-    st.integers(1, 20),
-)
-def test_equal_rollouts_are_exactly_zero_and_float32_stays_float32(
-    estimator, oracle, own, turns, outcome, size
-):
-    row = {
-        "turns": turns,
-        "states": list(range(len(turns))),
-        "outcome": outcome,
-        "group": 3,
-        "ids": [1, 2, 3, 4, 5],
-        "mask": [True] * 5,
-        "tree": 0,
-    }
-    actual = estimator([row] * size, torch.float32)
-    assert actual.dtype == torch.float32
-    assert (actual == 0).all()
-
-
 # Relations ----------------------------------------------------------------------------------------
 
 

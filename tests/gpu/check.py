@@ -82,11 +82,6 @@ def kernels(part: Part, what: str) -> None:
     part.run_script("gpu_kernels", what, part.device)
 
 
-def precision(part: Part) -> None:
-    """Sampler against learner, in float32 and bfloat16."""
-    part.run_script("precision", part.device)
-
-
 def stages(part: Part, profile: str, *overrides: str) -> None:
     """Three steps of a profile with random weights: the peak of each stage beside the plan's."""
     part.run_script("stages", profile, part.device, *overrides)
@@ -150,16 +145,10 @@ def promises(part: Part, which: str) -> None:
                 part.note("tests", **{word: int(count) for word, count in counts[:4]})
 
 
-def experiment(part: Part, name: str) -> None:
-    """An experiment from its start to its end."""
-    part.run_script("whole_run", name, part.device)
-
-
 PARTS: dict[str, Callable[[Part], None]] = {
     "machine": machine,
     "learner": partial(kernels, what="learner"),
     "sampler": partial(kernels, what="sampler"),
-    "precision": precision,
     **{
         name: partial(stages, profile=name)
         for name in ("rlcr_1.5b", "countdown_1.5b", "rlcr_coupled_1.5b", "kg_1.5b")
@@ -169,7 +158,6 @@ PARTS: dict[str, Callable[[Part], None]] = {
     "vllm": vllm,
     "two_gpus": two_gpus,
     **{f"tests_{which}": partial(promises, which=which) for which in ROOMS},
-    **{name: partial(experiment, name=name) for name in ("quick", "rlcr", "countdown", "kg")},
     "smollm2_grpo": partial(pretrained, name="smollm2_grpo"),
     "kill_smollm2": partial(pretrained, name="smollm2_grpo", is_killed=True),
     "smollm2_rlcr": partial(pretrained, name="smollm2_rlcr"),

@@ -1,22 +1,16 @@
-"""Follows a run: prints its figures as they are recorded, and what held memory if it ran out."""
+"""Follows a run: prints its figures as they are recorded."""
 
-import pickle
-from collections import Counter
-from pathlib import Path
 from typing import Any
 
 from figures import print_figure
 
 from rlx.api import Run
 from rlx.errors import RlxError
-from rlx.home import RunFolder
 
-__all__ = ["follow_run", "summarize_snapshot"]
+__all__ = ["follow_run"]
 
 EVERY = 2.0
 """Seconds between two looks."""
-LISTED = 12
-"""Allocations that are named, the largest first."""
 WANTED = ("perf/", "sampler/", "train/", "rewards/")
 
 
@@ -41,7 +35,6 @@ def follow_run(run: Run, *, every: int = 1) -> None:
                 break
     except RlxError:
         _print_steps(run, printed, 1)
-        _print_snapshot(run)
         raise
     _print_steps(run, printed, every)
     for _, row in run.evaluations().iterrows():
@@ -65,48 +58,3 @@ def _print_steps(run: Run, printed: dict[int, dict[str, float]], every: int) -> 
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, int | float)
-
-
-def _print_snapshot(run: Run) -> None:
-    """Prints what held memory, if the run has written a snapshot."""
-    path = RunFolder(Path(run.record.directory or "")).memory_snapshot
-    if path.exists():
-        with path.open("rb") as file:
-            print_figure("memory at the error", **summarize_snapshot(pickle.load(file)))
-
-
-def summarize_snapshot(snapshot: dict[str, Any]) -> dict[str, Any]:
-    """GiB that were allocated, that were held in reserve, and the lines that allocated most.
-
-    Args:
-        snapshot: of `torch.cuda.memory._snapshot`.
-    """
-    sizes: Counter[str] = Counter()
-    counts: Counter[str] = Counter()
-    free = 0
-    for segment in snapshot["segments"]:
-        for block in segment["blocks"]:
-            if block["state"] == "inactive":
-                free = max(free, block["size"])
-                continue
-            line = _find_line(block.get("frames", ()))
-            sizes[line] += block["size"]
-            counts[line] += 1
-    return {
-        "allocated_gib": sizes.total() / 2**30,
-        "reserved_gib": sum(s["total_size"] for s in snapshot["segments"]) / 2**30,
-        "largest_free_gib": free / 2**30,
-        "by_line": [
-            {"line": line, "gib": size / 2**30, "blocks": counts[line]}
-            for line, size in sizes.most_common(LISTED)
-        ],
-    }
-
-
-def _find_line(frames: Any) -> str:
-    """The innermost line outside torch, without the path of its package."""
-    for frame in frames:
-        parts = Path(frame["filename"]).parts
-        if frame["filename"].endswith(".py") and "torch" not in parts:
-            return f"{'/'.join(parts[-2:])}:{frame['line']} {frame['name']}"
-    return "unknown"

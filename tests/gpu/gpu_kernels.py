@@ -4,35 +4,67 @@
 
 learner: every form of packed trees in bfloat16 against plain rows in float32, with its seconds and
 its peak, and logits by chunks against whole ones. No form may be further away than plain rows in
-bfloat16 are. sampler: captured steps, with and without flash attention, against plain ones, by
-rows. Each figure is a JSON line of its own, printed as soon as it is known.
+bfloat16 are. sampler: captured steps against plain ones, by rows. Each figure is a JSON line of its
+own, printed as soon as it is known.
 """
 
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 sys.path.insert(0, str(Path(__file__).parent))
 
 from figures import print_figure
 from random_model import SHAPES, build_qwen
-from shapes import Shape, train_batch
 
 from rlx.learner import PackedPolicy, forward
 from rlx.learner.pack import pack_rows
-from rlx.sampler.gpu_steps import can_use_flash
 from rlx.sampler.plain_decoder import PlainDecoder
 from rlx.sampler.rows import SharingDecoder
 
+
+@dataclass(frozen=True, slots=True)
+class Trees:
+    """How many trees there are, tokens of each of their parts, and branches."""
+
+    count: int
+    prompt: int
+    answer: int
+    question: int
+    confidence: int
+    answers: int
+    confidences: int
+
+    def build_rows(self, vocabulary: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """`[B, T]` random token ids, tokens, and those whose log-probability is wanted."""
+        generator = torch.Generator().manual_seed(0)
+
+        def draw(length: int) -> list[int]:
+            return torch.randint(4, vocabulary, (length,), generator=generator).tolist()
+
+        rows, learned, question = [], [], draw(self.question)
+        for _ in range(self.count):
+            prompt = draw(self.prompt)
+            for _ in range(self.answers):
+                answered = [*prompt, *draw(self.answer)]
+                asked = [*answered, *question]
+                stated = [[*asked, *draw(self.confidence)] for _ in range(self.confidences)]
+                rows += [answered, *stated]
+                learned += [len(prompt), *[len(asked)] * len(stated)]
+        column = torch.arange(max(map(len, rows)))
+        is_token = column < torch.tensor([[len(row)] for row in rows])
+        ids = torch.tensor([row + [0] * (len(column) - len(row)) for row in rows])
+        return ids, is_token, is_token & (column >= torch.tensor(learned)[:, None])
+
+
 TREES = {
-    "cuda": Shape(2, 500, 1000, 30, 40, answers=4, confidences=2),
-    "cpu": Shape(1, 40, 30, 8, 6, answers=3, confidences=2),
+    "cuda": Trees(2, 500, 1000, 30, 40, answers=4, confidences=2),
+    "cpu": Trees(1, 40, 30, 8, 6, answers=3, confidences=2),
 }
 ROWS = {"cuda": (32, 128, 512), "cpu": (4,)}
 STEPS = {"cuda": 200, "cpu": 12}
@@ -62,15 +94,12 @@ def compare(found: torch.Tensor, expected: torch.Tensor) -> float:
     return float((found.float() - expected.float()).norm() / expected.float().norm())
 
 
-def compute_update(module: PackedPolicy, train: Any) -> dict[str, torch.Tensor]:
-    """Log-probabilities in the batch's order, and the gradient of the embeddings."""
-    batch = train.batch
+def compute_update(module: PackedPolicy, rows: Any) -> dict[str, torch.Tensor]:
+    """Log-probabilities in the order of the rows, and the gradient of the embeddings."""
     device = next(module.parameters()).device
-    packed = pack_rows(batch.token_ids, batch.is_token, train.mask, merge=module.form.merges).to(
-        device
-    )
-    logprobs, _ = module(packed, packed.gather_targets(batch.temperatures))
-    order = (packed.rows * batch.token_ids.shape[1] + packed.columns).argsort()
+    packed = pack_rows(*rows, merge=module.form.merges).to(device)
+    logprobs, _ = module(packed, torch.ones(len(packed.targets), device=device))
+    order = (packed.rows * rows[0].shape[1] + packed.columns).argsort()
     weights = torch.linspace(-1, 1, len(order), device=device)
     own = module.model.get_input_embeddings().weight
     (gradient,) = torch.autograd.grad((logprobs[order] * weights).sum(), [own])
@@ -82,10 +111,10 @@ def check_learner(device: str) -> None:
     shape = SHAPES["1.5b" if device == "cuda" else "small"]
     if device == "cuda":
         shape = replace(shape, layers=4)  # what is compared does not need all of them
-    train = train_batch(TREES[device], shape.vocabulary)
+    rows = TREES[device].build_rows(shape.vocabulary)
     reference = PackedPolicy(build_qwen(shape, device, torch.float32))
     reference.use(forward.FORMS["cpu"][-1])
-    expected = compute_update(reference, train)
+    expected = compute_update(reference, rows)
     del reference
     forms, distances = forward.FORMS[device], {}
     for form in reversed(forms):  # the last one is plain rows
@@ -95,7 +124,7 @@ def check_learner(device: str) -> None:
             module.chunks_logits = chunks
             name = f"{form.name}, {'chunks' if chunks else 'whole logits'}"
             found, seconds, peak = measure(
-                device, lambda module=module: compute_update(module, train)
+                device, lambda module=module: compute_update(module, rows)
             )
             distances[name] = {key: compare(found[key], expected[key]) for key in expected}
             print_figure(name, seconds=seconds, peak_gib=peak, distance=distances[name])
@@ -130,8 +159,6 @@ def check_sampler(device: str) -> None:
     shape = SHAPES["1.5b" if device == "cuda" else "small"]
     model = build_qwen(shape, device, torch.bfloat16)
     ways = {"plain": {"captures": False}, "captured": {"captures": True}}
-    if can_use_flash(PlainDecoder(model)):
-        ways["captured, flash attention"] = {"captures": True, "flash": True}
     faults = []
     for rows in ROWS[device]:
         results = {}

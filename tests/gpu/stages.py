@@ -3,11 +3,9 @@ peak of each stage beside the plan's.
 
     python tests/gpu/stages.py NAME cuda|cpu [KEY=VALUE...]
 
-On a CPU, sizes are those of a rehearsal. Prints figures as they come; where the GPU runs out of
-memory, also which lines had allocated it.
+On a CPU, sizes are those of a rehearsal. Prints figures as they come.
 """
 
-import os
 import sys
 import tempfile
 from pathlib import Path
@@ -16,13 +14,11 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from figures import print_figure
 from follow import follow_run
-from profiles import PRETRAINED, open_profile
+from profiles import open_profile
 
 
 def main(name: str, device: str, *overrides: str) -> None:
     """Plans, runs and compares."""
-    if name not in PRETRAINED:  # whose seconds count
-        os.environ["RLX_MEMORY_HISTORY"] = "1"
     with tempfile.TemporaryDirectory() as home:
         experiment = open_profile(name, device, Path(home), *overrides)
         memory = experiment.plan().report.phases[0].memory

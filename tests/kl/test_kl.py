@@ -3,17 +3,15 @@
 A categorical over five actions is small enough to sum over: no sampling, no tolerance for noise.
 """
 
-import json
 import math
-from dataclasses import FrozenInstanceError, asdict
 
 import hypothesis.strategies as st
 import pytest
 import torch
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from rows import each_row
 
-from rlx.kl import CLAMP, AdaptiveKl, FixedKl, kl_terms, mean_kl, subtract_kl_penalty
+from rlx.kl import CLAMP, KlCoefficient, kl_terms, mean_kl, subtract_kl_penalty
 from rlx.learner.terms import UpdateSums, UpdateTargets, policy_term
 from rlx.spec import KlPenalty, LossSpec
 
@@ -39,7 +37,6 @@ def columns(pairs):
 # Terms --------------------------------------------------------------------------------------------
 
 
-@settings(deadline=None)
 @given(pairs)
 def test_every_name_of_the_sources_is_one_of_four_estimators(pairs):
     policy, reference = columns(pairs)
@@ -47,7 +44,6 @@ def test_every_name_of_the_sources_is_one_of_four_estimators(pairs):
         assert torch.equal(kl_terms(policy, reference, ours), kl_terms(policy, reference, theirs))
 
 
-@settings(deadline=None)
 @given(pairs)
 def test_agrees_with_plain_arithmetic(pairs):
     def oracle(kind, p, q):
@@ -66,7 +62,6 @@ def test_agrees_with_plain_arithmetic(pairs):
         assert kl_terms(policy, reference, kind).tolist() == near(expected, 1e-9, 1e-12)
 
 
-@settings(deadline=None)
 @given(st.floats(1e-4, 1e-2), st.sampled_from([-1, 1]))
 def test_near_the_reference_k3_is_k2_even_in_float32(size, sign):
     reference = torch.zeros(1)
@@ -110,7 +105,6 @@ def exact(policy_logits, reference_logits, *, reverse):
     return value.item(), gradient.tolist()
 
 
-@settings(deadline=None)
 @given(logits, logits)
 def test_as_a_loss_k1_stands_still_k2_descends_kl_and_k3_the_other_kl(policy, reference):
     gradients = {
@@ -121,7 +115,6 @@ def test_as_a_loss_k1_stands_still_k2_descends_kl_and_k3_the_other_kl(policy, re
     assert gradients["k3"] == near(exact(policy, reference, reverse=False)[1], 1e-9, 1e-12)
 
 
-@settings(deadline=None)
 @given(logits, logits)
 def test_as_a_loss_abs_descends_total_variation(policy, reference):
     theta = double(policy).requires_grad_()
@@ -157,7 +150,6 @@ def batch(rows, padding=0, garbage=math.nan):
     return (*columns_, mask)
 
 
-@settings(deadline=None)
 @given(token_rows, st.sampled_from(KINDS), st.floats(0, 1), st.integers(0, 2))
 def test_kl_in_reward_reads_and_writes_the_mask_alone(rows, kind, beta, padding):
     rewards, old, reference, mask = batch(rows, padding)
@@ -169,7 +161,6 @@ def test_kl_in_reward_reads_and_writes_the_mask_alone(rows, kind, beta, padding)
     assert (actual[~mask] == 0).all()
 
 
-@settings(deadline=None)
 @given(token_rows, st.randoms(use_true_random=False), st.integers(0, 2))
 def test_mean_kl_is_a_mean_over_rows_that_have_tokens(rows, random, padding):
     means = [
@@ -182,25 +173,16 @@ def test_mean_kl_is_a_mean_over_rows_that_have_tokens(rows, random, padding):
     assert mean_kl(terms, mask).item() == pytest.approx(expected, abs=1e-12, nan_ok=True)
 
 
-@each_row("dtype", [torch.float32, torch.float64])
-def test_dtype_is_kept(dtype):
-    zeros, mask = torch.zeros(2, 3, dtype=dtype), torch.ones(2, 3, dtype=torch.bool)
-    for kind in KINDS:
-        assert subtract_kl_penalty(zeros, zeros, zeros, mask, beta=0.1, kind=kind).dtype == dtype
-    assert mean_kl(zeros, mask).dtype == dtype
-
-
 # Controllers --------------------------------------------------------------------------------------
 
 
 def test_a_fixed_coefficient_stays():
-    assert FixedKl(beta=0.05).update(9.0, 64) == FixedKl(beta=0.05)
+    assert KlCoefficient(beta=0.05).update(9.0, 64) == KlCoefficient(beta=0.05)
 
 
-@settings(deadline=None)
 @given(st.floats(-1, 100), st.integers(1, 500))
 def test_beta_rises_above_the_target_falls_below_it_and_never_jumps(current, steps):
-    before = AdaptiveKl(beta=0.2, target=0.1, horizon=1000)
+    before = KlCoefficient(beta=0.2, target=0.1, horizon=1000)
     after = before.update(current, steps)
     assert (after.beta > before.beta) == (current > before.target) or after.beta == near(0.2)
     assert abs(after.beta / before.beta - 1) <= 0.2 * steps / 1000 + 1e-12
@@ -208,23 +190,14 @@ def test_beta_rises_above_the_target_falls_below_it_and_never_jumps(current, ste
 
 
 def test_beta_moves_by_its_error_times_the_samples_over_the_horizon():
-    before = AdaptiveKl(beta=0.5, target=0.1, horizon=1000)
+    before = KlCoefficient(beta=0.5, target=0.1, horizon=1000)
     found = [before.update(kl, steps).beta for kl, steps in ((0.11, 100), (0.09, 50), (9.0, 100))]
     assert found == near([0.505, 0.4975, 0.51])  # .5 · (1 + .1 · .1), (1 - .1 · .05), (1 + .2 · .1)
 
 
-def test_a_controller_survives_a_checkpoint_and_cannot_be_changed_in_place():
-    trained = AdaptiveKl(beta=0.2, target=0.1, horizon=10_000).update(0.02, 64)
-    restored = AdaptiveKl(**json.loads(json.dumps(asdict(trained))))
-    assert restored == trained
-    assert restored.update(0.2, 64) == trained.update(0.2, 64)
-    with pytest.raises(FrozenInstanceError):
-        trained.beta = 1.0
-
-
 def test_a_kl_that_is_nan_moves_no_coefficient_silently():
     with pytest.raises(ValueError, match="current_kl is NaN"):
-        AdaptiveKl(beta=0.2, target=0.1, horizon=10).update(math.nan, 1)
+        KlCoefficient(beta=0.2, target=0.1, horizon=10).update(math.nan, 1)
 
 
 # A teacher ----------------------------------------------------------------------------------------
@@ -261,24 +234,4 @@ def test_without_rewards_the_loss_descends_the_exact_kl_to_the_teacher(kind, coe
     assert theta.grad.tolist() == near(gradient, 0, 1e-5)
     sums.read_kept()
     if kind in ("k1", "k3"):
-        assert sums.kl_loss == near(EXACT_KL, 0, 1e-5)
-
-
-def test_beside_rewards_the_teachers_gradient_adds_to_theirs():
-    def gradient(advantages, kl):
-        theta = double(STUDENT).log().requires_grad_()
-        logprobs, nothing = theta.log_softmax(0), torch.zeros(3, dtype=torch.float64)
-        targets = UpdateTargets(
-            torch.arange(3),
-            logprobs.detach(),
-            double(advantages),
-            double(STUDENT),
-            nothing,
-            double(TEACHER).log(),
-        )
-        policy_term(logprobs, nothing, targets, LossSpec(kl=kl), UpdateSums()).backward()
-        return theta.grad.tolist()
-
-    rewards, penalty = [1.0, -0.5, 0.0], KlPenalty(coefficient=1.0)
-    apart = zip(gradient(rewards, None), gradient([0.0] * 3, penalty), strict=True)
-    assert gradient(rewards, penalty) == near([sum(pair) for pair in apart], 0, 1e-12)
+        assert sums.totals["kl_loss"] == near(EXACT_KL, 0, 1e-5)

@@ -13,6 +13,7 @@ import os
 import sys
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import patch
 
 from rlx.importing import speed_up_imports
 
@@ -25,7 +26,7 @@ with speed_up_imports():
     from rlx.batch import TokenBatch, build_token_batch
     from rlx.credit import Credit
     from rlx.learner import Critic, Learner, build_learner_with_reference, forward, join_ranks
-    from rlx.learner.engine import build_adamw
+    from rlx.learner import engine as learner_engine
     from rlx.learner.forms import CachedForm, PlainForm
     from rlx.learner.pack import RankMicroBatches
     from rlx.model import build_policy
@@ -53,9 +54,6 @@ LOSS = LossSpec(
     clip=(0.2, 0.28), dual_clip=1.5, entropy=EntropyBonus(coefficient=0.01, span="confidence")
 )
 CHOICES = {
-    "gspo": LossSpec(ratio="sequence", clip=(0.05, 0.06), aggregate="sequence_mean"),
-    "cispo": LossSpec(surrogate="cispo", aggregate="sequence_sum"),
-    "none": LossSpec(surrogate="none", aggregate="constant", per_turn=True),
     "penalty": LOSS.model_copy(update={"kl": KlPenalty(coefficient=0.1, kl_penalty="k3")}),
     "all": LossSpec(ratio="sequence", surrogate="cispo", kl=KlPenalty(coefficient=0.1)),
     "values": LossSpec(expected=ExpectedScore(coefficient=3.0), per_turn=True),
@@ -222,10 +220,8 @@ def plain_row(new, old, reference, advantages, loss):
         bad = advantages < 0
         losses = torch.where(bad, torch.min(losses, -loss.dual_clip * advantages), losses)
         held = torch.where(bad, (ratio < 1 - low) | (ratio > loss.dual_clip), ratio > 1 + high)
-    elif loss.surrogate == "cispo":
-        losses = -bounded.detach() * advantages * new
     else:
-        losses, held = -ratio * advantages, torch.zeros_like(held)
+        losses = -bounded.detach() * advantages * new
     held = held & (advantages != 0)
     if loss.kl is None:
         return losses, held, torch.zeros_like(losses)
@@ -361,7 +357,7 @@ def gradient_of_step(before, after):
 
 
 def critic_weights(critic):
-    engine = critic._engine
+    engine = critic.engine
     return copied(
         {name: engine.gather_parameter(p) for name, p in engine._module.named_parameters()}
     )
@@ -406,9 +402,10 @@ class Bench:
             zero_stage=self.stage, micro_batch_tokens=tokens, device=DEVICE, **options
         )
 
-    def learner(self, optimizer, limit="several", make_optimizer=build_adamw, **options):
+    def learner(self, optimizer, limit="several", make=learner_engine.build_adamw, **options):
         policy, runner = self.policy(), self.runner(limit, **options)
-        return policy, Learner(policy, runner, optimizer, self.ranks, make_optimizer)
+        with patch.object(learner_engine, "build_adamw", make):
+            return policy, Learner(policy, runner, optimizer, self.ranks)
 
     def read(self, policy, learner):
         """Whole values of what learns. An adapter is read from the files of an export."""
@@ -570,8 +567,9 @@ class Bench:
         """A critic's values and a step of SGD, while a learner of the same process takes one."""
         train, policy = self.batches[0], self.policy()
         spec, runner = CriticSpec(value_clip=clip, max_grad_norm=1e6), self.runner(limit, **options)
-        critic = Critic(policy, runner, spec, self.ranks, 0, sgd)
-        learner = Learner(policy, runner, READABLE, self.ranks, sgd)
+        with patch.object(learner_engine, "build_adamw", sgd):
+            critic = Critic(policy, runner, spec, self.ranks, 0)
+            learner = Learner(policy, runner, READABLE, self.ranks)
         before = critic_weights(critic)
         head = {name: before[name].float().clone() for name in ("head.weight", "head.bias")}
         plain, gradient, expected = plain_critic(train, head, clip)

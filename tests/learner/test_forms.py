@@ -178,7 +178,7 @@ def qwen():
     return PackedPolicy(model_of("Qwen3"))
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(forest=forests())
 @pytest.mark.parametrize("form", [GroupedForm(), CachedForm()], ids=lambda form: form.name)
 def test_values_and_gradients_are_those_of_plain_rows(qwen, form, forest):

@@ -55,7 +55,3 @@ def test_warm_up_comes_first_and_the_fall_begins_at_the_peak(schedule):
     assert found[:5] == [0.5, 1, 1.5, 2, 2]
     assert found[4:] == sorted(found[4:], reverse=True)
     assert 0 < found[-1] < 1
-
-
-def test_a_phase_of_warm_up_alone():
-    assert rates(steps=2, schedule="linear", warmup_steps=4) == [0.5, 1]

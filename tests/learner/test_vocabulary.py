@@ -82,7 +82,7 @@ def test_large_logits_are_chunked(small_limit, tied):
     module = module_of("Qwen2", tie_word_embeddings=tied)
     whole = copy.deepcopy(module)
     assert choose_logits(module, RunnerSpec(), HERE) == "logits by chunks of 8192 tokens"
-    packed = forward._pack_trial_rows(module)
+    packed = pack_rows(*forward._build_trial_rows(module))
     temperatures = torch.ones(len(packed.targets))
     results = []
     for each in (whole, module):

@@ -105,7 +105,9 @@ def test_where_the_policies_agree_every_weight_is_exactly_one(drawn, spec):
 @given(rows, corrections)
 def test_weights_agree_with_a_plain_loop(drawn, spec):
     log_ratio, mask = batch(drawn)
-    found = compute_correction_weights(log_ratio - 4, torch.full_like(log_ratio, -4), mask, spec)
+    learner = (log_ratio - 4).requires_grad_()
+    found = compute_correction_weights(learner, torch.full_like(log_ratio, -4), mask, spec)
+    assert not found.weights.requires_grad
     for b, row in enumerate(drawn):
         own = [x for x, learns in row if learns]
         for t, (x, learns) in enumerate(row):
@@ -119,15 +121,6 @@ def test_weights_agree_with_a_plain_loop(drawn, spec):
             edges = (spec.cap, getattr(spec, "low", spec.cap))
             if all(abs(math.exp(x) - edge) > 1e-3 for edge in edges):
                 assert found.weights[b, t].item() == pytest.approx(w, rel=1e-4)
-
-
-@given(rows, corrections)
-def test_no_weight_is_above_the_cap_and_none_moves_the_learner(drawn, spec):
-    log_ratio, mask = batch(drawn)
-    learner = log_ratio.requires_grad_()
-    found = compute_correction_weights(learner, torch.zeros_like(log_ratio), mask, spec)
-    assert found.weights.max() <= spec.cap * (1 + 1e-6)
-    assert not found.weights.requires_grad
 
 
 @given(rows, corrections, st.floats(-9, 9))

@@ -75,31 +75,3 @@ def test_the_gradient_is_the_one_by_moments_or_by_enumeration(score):
         m0, m1, m2 = (policy[:, : len(GRID)] @ GRID**k for k in range(3))
         moments = torch.where(labels == 1, 2 * m1 - m2, m0 - m2)
         assert float(loss.detach()) == pytest.approx(-float((weights * moments).sum()))
-
-
-def test_it_is_the_mean_of_sampled_credit_with_a_leave_one_out_baseline():
-    """The mean over 60 000 groups of four samples, within five of its standard errors."""
-    logits, labels, _ = _draw_policy(1)
-    weights = torch.ones(4, dtype=torch.float64)
-    scores = compute_proper_scores(GRID, labels, "brier")
-    stated = torch.log_softmax(logits, dim=1)[:, : len(GRID)]
-    loss = compute_expected_score_loss(
-        stated.flatten(), scores.flatten(), weights.repeat_interleave(len(GRID))
-    )
-    (exact,) = torch.autograd.grad(loss, logits)
-    policy = logits.detach().softmax(dim=1)
-    draw = torch.Generator().manual_seed(2)
-    groups, siblings = 60_000, 4
-    chosen = torch.multinomial(policy, groups * siblings, replacement=True, generator=draw)
-    chosen = chosen.view(4, groups, siblings)
-    earned = torch.cat([scores, scores.new_zeros(4, 5)], dim=1)
-    rewards = earned.gather(1, chosen.flatten(1)).view_as(chosen)
-    others = (rewards.sum(dim=2, keepdim=True) - rewards) / (siblings - 1)
-    advantages = rewards - others
-    for row in range(4):
-        # -A · ∇ log π(v) = -A · (1[v = k] - π(k)), whose second part sums to 0 over siblings.
-        taken = torch.zeros(groups, policy.shape[1], dtype=torch.float64)
-        taken.scatter_add_(1, chosen[row], -advantages[row] / siblings)
-        error = taken.std(dim=0) / math.sqrt(groups)
-        assert ((taken.mean(dim=0) - exact[row]).abs() <= 5 * error + 1e-12).all()
-        assert (taken.std(dim=0) > 10 * error).all(), "samples vary, the sum over values does not"

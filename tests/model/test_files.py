@@ -55,10 +55,6 @@ def test_a_path_may_begin_with_the_home_folder(folder, monkeypatch):
         check_model_files(PretrainedModelSpec(path="~nobody-here/m"))
 
 
-def test_a_whole_folder_passes(folder):
-    check_model_files(PretrainedModelSpec(path=str(folder)))
-
-
 @each_row(
     ("path", "complaint"),
     [

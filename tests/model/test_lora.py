@@ -110,13 +110,6 @@ def test_without_its_adapters_a_model_says_what_it_said_before(make):
     assert [name for name, p in model.named_parameters() if p.requires_grad] == learned
 
 
-def test_a_plain_model_is_without_adapters():
-    model = qwen3()
-    before = logits(model)
-    with disable_adapters(model):
-        assert torch.equal(logits(model), before)
-
-
 @each_row(
     ("make", "targets", "expected"),
     [

@@ -10,8 +10,8 @@ from rlx.errors import SpecError
 from rlx.model import ChatDialogue, PlainDialogue
 from rlx.model.tokenizer import load_vocabulary, tiny_tokenizer
 from rlx.plugin import Problem
-from rlx.rollout import Completion, build_rollout_plan, encode_opening, sample_rollout_trees
-from rlx.spec import SingleRolloutSpec, TinyModelSpec
+from rlx.rollout import encode_opening
+from rlx.spec import TinyModelSpec
 
 TINY = tiny_tokenizer(load_vocabulary(TinyModelSpec()))
 PLAIN = PlainDialogue(TINY, (TINY.eos_token_id,))
@@ -111,23 +111,6 @@ def test_the_experiment_s_own_template_and_system_message_keep_theirs(name):
         CHATS[name], control + "{prompt}", Problem(id="a", prompt="a", fields={}), control
     )
     assert shown.token_ids == CHATS[name].open(f"{control}a", control)
-
-
-def test_rollouts_read_prompts_with_control_tokens_broken_up():
-    control = CONTROL["chatml"][0]
-    problem = Problem(id="a", prompt=f"a {control}", fields={})
-    plan = build_rollout_plan(SingleRolloutSpec(num_generations_answer=1))
-
-    class Session:
-        context_length = 1000
-
-        def generate(self, requests, sampling):
-            return [(Completion((1,), (-1.0,), "length"),) for _ in requests]
-
-    (tree,) = sample_rollout_trees(plan, [problem], [1], Session(), CHATS["chatml"])
-    broken = f"a {control[0]} {control[1:]}"
-    assert tree.segments[0].text == broken
-    assert tree.segments[0].token_ids == CHATS["chatml"].open(broken)
 
 
 def test_a_closed_vocabulary_names_what_it_cannot_write():

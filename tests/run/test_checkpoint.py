@@ -48,7 +48,7 @@ class Engines:
     """Stands for a learner or a critic: what it writes is its own affair."""
 
     def __init__(self, content):
-        self.content = content
+        self.content, self.engine = content, self
 
     def save(self, folder):
         folder.mkdir()

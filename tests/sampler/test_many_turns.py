@@ -8,7 +8,6 @@ import pytest
 import torch
 from babblers import WAYS, sampled
 
-from rlx.errors import SpecError
 from rlx.model import PlainDialogue, build_policy
 from rlx.plugin import Environment, Problem, Step
 from rlx.rollout import LocalHost, build_rollout_plan, sample_rollout_trees
@@ -136,13 +135,6 @@ def test_log_probabilities_are_the_model_s_of_the_very_tokens(policy, trees):
                     expected = float(logprobs[place - 1, ids[0, place]])
                     assert logprob == pytest.approx(expected, abs=2e-5)
                 at += len(segment.token_ids)
-
-
-def test_a_first_turn_without_room_is_an_error(policy, trees, monkeypatch):
-    opening = max(len(tree.token_ids(0)) for tree in trees)
-    monkeypatch.setattr(policy.model.config, "max_position_embeddings", opening + 11)
-    with pytest.raises(SpecError, match="does not fit into this model"):
-        grown(policy, range(6))
 
 
 def test_a_later_one_without_room_is_the_end(policy, trees, observation, monkeypatch):

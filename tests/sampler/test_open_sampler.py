@@ -10,7 +10,6 @@ from rlx.errors import EnvironmentFault, PluginError
 from rlx.model import build_policy
 from rlx.rollout import CompletionRequest
 from rlx.sampler import (
-    SamplingEngine,
     TransformersSampler,
     engine,
     open_sampler,
@@ -44,21 +43,6 @@ def test_the_policy_stays_as_it_is(dtype):
         assert said() != first
     for name, weight in policy.model.named_parameters():
         assert torch.equal(weight, before[name]), name
-
-
-def test_an_engine_that_cannot_take_weights_one_by_one_gets_all_at_once():
-    class Whole(SamplingEngine):
-        description = "takes all at once"
-
-        def session(self): ...
-
-        def load(self, weights):
-            self.loaded = weights
-
-    pairs = {"a": torch.zeros(1), "b": torch.ones(2)}
-    whole = Whole()
-    whole.load_each(iter(pairs.items()))
-    assert whole.loaded == pairs
 
 
 def test_our_own_engine_takes_weights_as_they_come():

@@ -1,19 +1,13 @@
 """Decoders that call the model itself: with attention windows, and without a cache."""
 
-from dataclasses import replace
-
 import pytest
 import torch
 from rows import each_row
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 from rlx.errors import SpecError
-from rlx.model import build_policy, find_window
-from rlx.rollout import CompletionRequest
-from rlx.sampler import TransformersSampler
-from rlx.sampler.engine import choose_decoder, choose_own_decoder
+from rlx.sampler.engine import choose_decoder
 from rlx.sampler.own_forward import UncachedDecoder
-from rlx.spec import TinyModelSpec, TurnSpec
 
 SIZES = {
     "vocab_size": 64,
@@ -70,8 +64,8 @@ def decode(decoder):
 @each_row("kind", WINDOWED)
 def test_windows_are_kept_at_every_turn(kind):
     model = build(kind, **WINDOWED[kind])
-    decoder = choose_own_decoder(model, "it is tried")()
-    assert decoder.description == "the model's own forward pass: it is tried"
+    decoder = choose_decoder(model)()
+    assert decoder.description.startswith("the model's own forward pass: it has ")
     found, places = decode(decoder)
     torch.testing.assert_close(found, logits(model, IDS)[places], atol=2e-5, rtol=2e-5)
     whole = logits(build(kind, **{**WINDOWED[kind], "sliding_window": 999}), IDS)
@@ -94,37 +88,3 @@ def test_a_model_that_sees_later_tokens_is_refused():
     model = build("bert", is_decoder=False)
     with pytest.raises(SpecError, match=r"kind 'bert' cannot be sampled from: it has logits that"):
         choose_decoder(model)
-
-
-# Dialogues that outgrow the window ---------------------------------------------------------------
-
-
-def complete(sampler, context, count, follow=()):
-    """One completion of the context, and one of what follows it in the same session."""
-    sampling = TurnSpec(max_new_tokens=count)
-    with sampler.session() as session:
-        ((first,),) = session.generate([CompletionRequest(context, None, (1,))], sampling)
-        if not follow:
-            return [(context, first)]
-        longer = (*context, *first.token_ids, *follow)
-        ((second,),) = session.generate([CompletionRequest(longer, 0, (2,))], sampling)
-        return [(context, first), (longer, second)]
-
-
-def test_a_dialogue_that_outgrows_its_window_goes_on_with_the_model_itself():
-    tiny = build_policy(TinyModelSpec(hidden_size=32, heads=1, kv_heads=1, layers=1), 0)
-    model = build("mistral", sliding_window=24)
-    assert find_window(model.config) == 24
-    policy = replace(tiny, model=model, end_ids=())
-    sampler = TransformersSampler(policy, max_rows=4, device=torch.device("cpu"))
-    assert sampler.description == (
-        "compact decoder, shared ancestors; beyond it the model's own forward pass: a dialogue is "
-        "longer than its attention window of 24"
-    )
-    turns = complete(sampler, tuple(IDS[:8]), 6, follow=tuple(IDS[8:30]))
-    assert [len(context) for context, _ in turns] == [8, 36]
-    for context, said in turns:
-        expected = logits(model, [*context, *said.token_ids])[len(context) - 1 : -1]
-        logprobs = torch.log_softmax(expected, dim=-1)
-        chosen = logprobs.gather(1, torch.tensor(said.token_ids)[:, None])[:, 0]
-        torch.testing.assert_close(torch.tensor(said.logprobs), chosen, atol=2e-5, rtol=2e-5)

@@ -36,7 +36,7 @@ def first_stop(read, stop, tokens):
 
 @pytest.mark.parametrize("name", READS)
 @given(data=st.data())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_the_same_token_as_decoding_everything(name, data):
     read = READS[name]
     count = {"byte_level": 300, "word_level": 8}[name]

@@ -7,7 +7,6 @@ import torch
 from rows import each_row
 
 from rlx.sampler.vllm_channel import (
-    Channel,
     WeightFile,
     collect_weights,
     drop_tied_weights,
@@ -22,7 +21,7 @@ def test_weights_arrive_as_they_were_published_and_leave_no_file(dtype, tmp_path
     turned, scale = torch.rand(5, 2).T, torch.rand(())
     weights = {"a": matrix, "tied": matrix, "turned": turned, "scale": scale}
     before = {name: weight.clone() for name, weight in weights.items()}
-    ours, theirs = map(Channel, Pipe())
+    ours, theirs = Pipe()
     arrived = []
 
     def receive():

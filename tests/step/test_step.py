@@ -98,28 +98,6 @@ def test_covariance_chooses_tokens_once_for_the_whole_step():
     assert step(old=old).covariant is None
 
 
-def test_what_a_confidence_scores_is_nothing_to_an_answer_nor_to_other_answers_confidences():
-    rewards = REWARDS["turn_rewards"].clone()
-    rewards[2, 1] = 0.0
-    changed = step(
-        rewards={
-            "turn_rewards": rewards,
-            "turn_present": REWARDS["turn_present"],
-            "global_rewards": REWARDS["global_rewards"],
-        }
-    )
-    same = [0, 1, 4, 5]
-    assert torch.equal(changed.advantages[same], step().advantages[same])
-    assert not torch.allclose(changed.advantages[[2, 3]], step().advantages[[2, 3]])
-
-
-def test_the_spans_of_an_answer_do_not_learn_in_the_rows_below_it():
-    train = step()
-    answers_of_confidences = train.batch.is_token & ~train.batch.is_own
-    assert not (train.mask & answers_of_confidences).any()
-    assert not train.weights[answers_of_confidences].any()
-
-
 @each_row(
     ("loss", "by_hand"),
     [

@@ -221,7 +221,7 @@ def test_a_game_is_played_to_its_end(credit, rlx, players):
     checked = json.loads(rlx("check", run.id, "--json", home=players).stdout)
     assert checked["holds"] and not checked["unchecked"]
     counts = {identity["name"]: identity["checked"] for identity in checked["identities"]}
-    assert counts["observations"] and counts["turns"] and counts["rewarded"]
+    assert counts["masks"] and counts["scores"]
 
 
 # The three others --------------------------------------------------------------------------------
@@ -244,7 +244,7 @@ def test_an_experiment_that_names_none_of_them_is_well_beside_them(rlx):
                 "`import nltk_is_not_here`",
                 "from rlx-broken 0.3 (entry point 'rlx_broken:score')",
                 "the plugin is at fault, not the spec: `pip install nltk_is_not_here`",
-                "full traceback: `rlx plugins show wordy --traceback`",
+                "full traceback: `RLX_DEBUG=1 rlx plugins show wordy`",
             ),
         ),
         ("modern", ("error: reward plugin 'modern' needs rlx plugin API 2; this is rlx",)),

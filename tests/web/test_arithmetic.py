@@ -72,19 +72,6 @@ def curves(count):
 
 
 @needs_node
-@pytest.mark.parametrize("weight", [0, 0.3, 0.98])
-def test_smoothing_is_a_weighted_mean_of_what_came_before(weight):
-    given_ = curves(20)
-    found = node("chart.js", f"given.map((c) => m.smoothed(c, {weight}))", given_)
-    for curve, smooth in zip(given_, found, strict=True):
-        assert [x for x, _ in smooth] == [x for x, _ in curve]
-        for i, (_, y) in enumerate(smooth):
-            weights = [weight ** (i - j) for j in range(i + 1)]
-            mean = sum(w * curve[j][1] for j, w in enumerate(weights)) / sum(weights)
-            assert y == pytest.approx(mean, rel=1e-9, abs=1e-6)
-
-
-@needs_node
 def test_columns_have_one_x_and_nothing_where_a_curve_has_no_point():
     given_ = [curves(3), curves(9), [[[4, -2.5]]], [[[1, "nan"], [2, 0.5]], [[3, 1.0]]], []]
     for some, found in zip(given_, node("chart.js", "given.map(m.columns)", given_), strict=True):

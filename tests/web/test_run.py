@@ -145,7 +145,7 @@ def test_evaluations_stand_side_by_side_with_what_training_changed(plain):
     assert rows["brier"]["intervals"] == [None, None]
     assert [b["label"] for b in table["bins"]] == ["before", "after"]
     page = plain.page(RUN)
-    for said in ("Accuracy 0.25 0.15 – 0.35 0.625 0.525 – 0.725 +0.375", "Brier score 0.2 0.2 +0"):
+    for said in ("accuracy 0.25 0.15 – 0.35 0.625 0.525 – 0.725 +0.375", "Brier score 0.2 0.2 +0"):
         assert said in page.cells()
     assert page.values("class").count("reliability") == 2
     assert page.values("class").count("share") == 2, "a tenth without answers has no bar"
@@ -168,7 +168,7 @@ def test_a_figure_that_one_evaluation_lacks_is_absent_there(empty, registry):
     }
     assert rows["accuracy"]["values"] == [0.0, 0.5]
     text = empty.page("/runs/1").cells()
-    assert "Accuracy 0 0.5 +0.5" in text
+    assert "accuracy 0 0.5 +0.5" in text
     assert "ECE, 10 bins — 0.1 —" in text
     assert "Brier score — — —" in text
 
@@ -296,4 +296,4 @@ def test_a_run_begins_with_whether_it_learns(empty, registry):
     assert (data["held_out"]["values"], data["held_out"]["change"]) == ([0.25, 0.5], 0.25)
     text = empty.page("/runs/1").cells()
     assert "0.125 → 0.375 rewards/accuracy/mean steps 1 to 3" in text
-    assert "0.25 → 0.5 Accuracy of held-out problems change +0.25" in text
+    assert "0.25 → 0.5 accuracy of held-out problems change +0.25" in text

@@ -140,6 +140,7 @@ WORDS = {
     "name:alph": [],
     "status:finished seed:0": [1],
     "gamma:x": [],
+    "group:none": [],
     "%": [],
     "_": [],
 }

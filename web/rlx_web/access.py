@@ -125,7 +125,9 @@ def _answer_instead(request: HTTPConnection, access: Access) -> Response | None:
     if access.token is not None and token is not None and request.scope.get("method") == "GET":
         if not _is_same_token(token, access.token):
             return _refuse_token()
-        redirect = RedirectResponse(_strip_token(request), 303)
+        rest = [pair for pair in request.query_params.multi_items() if pair[0] != "token"]
+        address = f"/{request.url.path.lstrip('/')}" + (f"?{urlencode(rest)}" if rest else "")
+        redirect = RedirectResponse(address, 303)
         redirect.set_cookie(
             _format_cookie_name(request), access.token, httponly=True, samesite="strict", path="/"
         )
@@ -144,9 +146,3 @@ def _is_same_token(one: str, other: str) -> bool:
 def _format_cookie_name(request: HTTPConnection) -> str:
     """One cookie per port, because all servers of a host share its cookies."""
     return f"{COOKIE}_{request.url.port or 80}"
-
-
-def _strip_token(request: HTTPConnection) -> str:
-    """The path and query of a request without the token."""
-    rest = [pair for pair in request.query_params.multi_items() if pair[0] != "token"]
-    return f"/{request.url.path.lstrip('/')}" + (f"?{urlencode(rest)}" if rest else "")

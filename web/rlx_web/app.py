@@ -8,10 +8,11 @@ from typing import Annotated, Any
 from urllib.parse import parse_qs, quote
 
 from fastapi import Depends, FastAPI, HTTPException, Query, Request, Response
+from fastapi import Path as PathParameter
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, JSONResponse, RedirectResponse, StreamingResponse
 from fastapi.staticfiles import StaticFiles
-from starlette.convertors import Convertor, register_url_convertor
+from pydantic import BeforeValidator, FiniteFloat
 from starlette.exceptions import HTTPException as Refusal
 from starlette.middleware.gzip import GZipMiddleware
 from starlette.requests import ClientDisconnect
@@ -25,15 +26,9 @@ from rlx_registry import (
 )
 from rlx_web.access import HEADERS, Access, AccessGuard
 from rlx_web.pages.credit import build_credit_page
-from rlx_web.pages.files import build_log_page, open_download
+from rlx_web.pages.files import build_log_page, open_download, read_chunks
 from rlx_web.pages.rollouts import build_rollouts_page, nearest_step
-from rlx_web.pages.run import (
-    FindLink,
-    build_run_curves,
-    build_run_page,
-    live_run,
-    run_sections,
-)
+from rlx_web.pages.run import FindLink, build_run_page, live_run, run_sections
 from rlx_web.pages.runs import build_run_list_page, live_runs
 from rlx_web.text import templates
 
@@ -47,23 +42,10 @@ Text = Annotated[str, Query(max_length=200)]
 Name = Annotated[str, Query(max_length=2000)]
 Page = Annotated[int, Query(ge=1, le=100_000)]
 Step = Annotated[int, Query(ge=0, le=LARGEST_NUMBER)]
+Place = Annotated[int, PathParameter(ge=0, le=LARGEST_NUMBER)]
+Bound = Annotated[FiniteFloat | None, BeforeValidator(lambda text: text.strip() or None)]
 Offset = Annotated[int, Query(ge=0, le=2**53)]
 View = Callable[..., dict[str, Any]]
-
-
-class _Number(Convertor[int]):
-    """Path parameter for a step or row number, limited to ten digits."""
-
-    regex = "[0-9]{1,10}"
-
-    def convert(self, value: str) -> int:
-        return int(value)
-
-    def to_string(self, value: int) -> str:
-        return str(value)
-
-
-register_url_convertor("number", _Number())
 
 
 def create_app(registry_url: str, access: Access, find_link: FindLink = lambda _: None) -> FastAPI:
@@ -129,30 +111,28 @@ def _add_runs(both: _PageAndJson, opened: Any, find_link: FindLink) -> None:
     def _serve_run_list(registry: opened, q: Text = "", page: Page = 1) -> dict[str, Any]:
         return build_run_list_page(registry, q, page)
 
-    @both("/runs/{ref}/rollouts/{step:number}/{row:number}", "credit.html")
+    @both("/runs/{ref}/rollouts/{step}/{row}", "credit.html")
     def _serve_credit(
         registry: opened,
         ref: str,
-        step: int,
-        row: int,
+        step: Place,
+        row: Place,
         tokens: Annotated[str, Query(pattern="^([0-9]{1,9}-[0-9]{1,9})?$")] = "",
     ) -> dict[str, Any]:
-        _check_row_numbers(step, row)
         first, _, last = tokens.partition("-")
         return build_credit_page(
             registry, ref, step, row, (int(first), int(last)) if tokens else None
         )
 
-    @both("/runs/{ref}/rollouts/{step:number}", "rollouts.html")
+    @both("/runs/{ref}/rollouts/{step}", "rollouts.html")
     def _serve_rollouts(
         registry: opened,
         ref: str,
-        step: int,
+        step: Place,
         query: Annotated[RolloutQuery, Depends(_parse_rollout_query)],
         against: Annotated[str, Query(pattern="^[0-9]{0,9}$")] = "",
         page: Page = 1,
     ) -> dict[str, Any]:
-        _check_row_numbers(step)
         other = int(against) if against else None
         return build_rollouts_page(registry, ref, step, query, other, page)
 
@@ -168,42 +148,24 @@ def _add_runs(both: _PageAndJson, opened: Any, find_link: FindLink) -> None:
 
 
 def _parse_rollout_query(
-    low: Annotated[str, Query(max_length=40)] = "",
-    high: Annotated[str, Query(max_length=40)] = "",
+    low: Bound = None,
+    high: Bound = None,
     turn: Text = "",
     failed: bool = False,
     no_signal: bool = False,
     text: Text = "",
-    problem: Annotated[str, Query(max_length=2000)] = "",
+    problem: Name = "",
 ) -> RolloutQuery:
     """Builds a query from the filter form; empty fields do not filter."""
     return RolloutQuery(
-        low=_parse_number_field("low", low),
-        high=_parse_number_field("high", high),
+        low=low,
+        high=high,
         turn=turn or None,
         failed=failed,
         no_signal=no_signal,
         text=text or None,
         problem=problem or None,
     )
-
-
-def _parse_number_field(name: str, text: str) -> float | None:
-    if not text.strip():
-        return None
-    try:
-        value = float(text)
-    except ValueError:
-        value = float("nan")
-    if value != value or abs(value) == float("inf"):
-        raise HTTPException(422, f"{name}: a reward must be a finite number")
-    return value
-
-
-def _check_row_numbers(*numbers: int) -> None:
-    """Responds with 404 if a step or row number exceeds `LARGEST_NUMBER`."""
-    if any(number > LARGEST_NUMBER for number in numbers):
-        raise HTTPException(404, "there is no such step or row")
 
 
 def _add_polled_routes(app: FastAPI, opened: Any) -> None:
@@ -232,7 +194,9 @@ def _add_polled_routes(app: FastAPI, opened: Any) -> None:
         ref: str,
         name: Annotated[list[Name], Query(max_length=100)] = [],  # noqa: B006
     ) -> Response:
-        return _build_json_response(build_run_curves(registry, ref, name))
+        run = registry.run(ref).id
+        curves = registry.queries.curves(run, name)
+        return _build_json_response({"run": run, "curves": curves})
 
     @app.get("/runs/{ref}/files/{path:path}", response_class=StreamingResponse)
     def _serve_file(registry: opened, ref: str, path: str) -> Response:
@@ -240,7 +204,7 @@ def _add_polled_routes(app: FastAPI, opened: Any) -> None:
         name = quote(path.rpartition("/")[2], safe="", errors="replace")
         headers = {"Content-Disposition": f"attachment; filename*=UTF-8''{name}"}
         kind = "application/octet-stream"
-        return StreamingResponse(file.read_chunks(), headers=headers, media_type=kind)
+        return StreamingResponse(read_chunks(file), headers=headers, media_type=kind)
 
     @app.get("/runs/{ref}/rollouts", response_class=RedirectResponse, status_code=303)
     def _serve_nearest_step(registry: opened, ref: str, step: Step = LARGEST_NUMBER) -> Response:

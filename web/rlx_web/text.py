@@ -65,11 +65,7 @@ def format_age(at: float | None) -> str:
     """The time since `at`, such as "5 min ago"."""
     if at is None:
         return "—"
-    seconds = max(0.0, time.time() - at)
-    for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
-        if seconds >= size:
-            return f"{seconds / size:.0f} {unit} ago"
-    return f"{seconds:.0f} s ago"
+    return f"{format_duration(max(0.0, time.time() - at), digits=0)} ago"
 
 
 def format_clock_time(at: float) -> str:
@@ -108,13 +104,13 @@ def format_short_value(value: object) -> str:
     )
 
 
-def format_duration(seconds: float | None) -> str:
+def format_duration(seconds: float | None, digits: int = 1) -> str:
     """A duration in its largest unit."""
     if seconds is None:
         return "—"
     for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
         if seconds >= size:
-            return f"{seconds / size:.1f} {unit}"
+            return f"{seconds / size:.{digits}f} {unit}"
     return f"{seconds:.0f} s"
 
 

@@ -14,35 +14,23 @@ from click.core import ParameterSource
 
 from rlx.cli.output import print_json, print_text
 from rlx.cli.progress import open_progress
-from rlx.cli.verb_group import (
-    DEFAULT_REGISTRY,
-    complete_run,
-    json_option,
-    overrides_option,
-    registry_option,
-)
+from rlx.cli.verb_group import json_option, overrides_option, registry_option
 from rlx.errors import SpecError
-from rlx.launch import (
-    VICTIMS,
-    KillResult,
-    open_registry,
-)
+from rlx.home import DEFAULT_REGISTRY
+from rlx.launch import VICTIMS, open_registry
 from rlx.text import escape_unprintable
 from rlx_registry import ENDED
 
 if TYPE_CHECKING:
-    from rlx.results import AuditReport, IdentityTally, Violation
-
-MACHINE_SIGNS = {"ok": "✓", "broken": "✗", "absent": "–"}
+    from rlx.results import AuditReport
 
 
 @click.command()
-@click.argument("targets", nargs=-1, metavar="[RUN|FILE]...", shell_complete=complete_run)
+@click.argument("targets", nargs=-1, metavar="[RUN|FILE]...")
 @click.option("--step", type=click.IntRange(min=1), help="Check only this step of RUN.")
 @click.option("--kills", type=click.IntRange(1), help="Kill this many runs of FILE, each once.")
 @click.option("--at-once", default=1, type=click.IntRange(1), help="With --kills: runs at a time.")
 @click.option("--seed", default=0, type=int, help="Seed of the times of the kills.")
-@click.option("--keep", is_flag=True, help="Keep the folder with the killed runs.")
 @overrides_option()
 @click.option("--repair", is_flag=True, help="Send trackers what they missed.")
 @json_option
@@ -55,7 +43,6 @@ def check(
     kills: int | None,
     at_once: int,
     seed: int,
-    keep: bool,
     overrides: tuple[str, ...],
     repair: bool,
     as_json: bool,
@@ -66,7 +53,7 @@ def check(
     Without a name: what this machine has and lacks, and how to fix it. The exit code is 0 when an
     experiment with the built-in defaults can run here, else 4.
 
-    With a RUN: whether its records are consistent: scores, masks, rewards, advantages, probes. The
+    With a RUN: whether its records are consistent: files, scores, masks, rewards, advantages. The
     exit code is 0 when every identity holds, 1 when one is violated, and 3 when every identity that
     could be checked holds but a reward plugin is missing.
 
@@ -91,7 +78,7 @@ def check(
         return _check_records(targets[0], step, url, as_json=as_json)
     is_named = context.get_parameter_source("url") is ParameterSource.COMMANDLINE
     registry = url if is_named else None
-    return _check_resume(Path(targets[0]), overrides, kills, at_once, seed, registry, keep=keep)
+    return _check_resume(Path(targets[0]), overrides, kills, at_once, seed, registry)
 
 
 def _check_machine(*, as_json: bool) -> int:
@@ -104,13 +91,10 @@ def _check_machine(*, as_json: bool) -> int:
     else:
         from rlx.cli.console import print_table
 
+        signs = {"ok": "✓", "broken": "✗", "absent": "–"}
         rows = [
-            (
-                MACHINE_SIGNS[part.state],
-                part.name,
-                part.found + (f"\n→ {part.fix}" if part.fix else ""),
-            )
-            for part in parts
+            (signs[one.state], one.name, one.found + (f"\n→ {one.fix}" if one.fix else ""))
+            for one in parts
         ]
         print_table("", "", "", rows=rows)
         ending = "experiments can run here" if ready else "experiments cannot run here: see ✗"
@@ -129,7 +113,10 @@ def _check_records(ref: str, step: int | None, url: str, *, as_json: bool) -> in
         with open_progress("checking", "steps and probes") as show:
             report = check_run(registry, found, step, show=show)
     if as_json:
-        print_json(_build_check_json(report))
+        tallies = [{**asdict(tally), "holds": not tally.violated} for tally in report.tallies]
+        rest = {"unchecked": list(report.unchecked), "notes": list(report.notes)}
+        head = {"run": report.run, "steps": list(report.steps), "holds": report.holds}
+        print_json({**head, "identities": tallies, **rest})
     else:
         _show_audit(report)
     if not report.holds:
@@ -137,63 +124,37 @@ def _check_records(ref: str, step: int | None, url: str, *, as_json: bool) -> in
     return 3 if report.unchecked else 0
 
 
-def _build_check_json(report: "AuditReport") -> dict[str, object]:
-    return {
-        "run": report.run,
-        "steps": list(report.steps),
-        "holds": report.holds,
-        "identities": [{**asdict(t), "holds": not t.violated} for t in report.tallies],
-        "unchecked": list(report.unchecked),
-        "notes": list(report.notes),
-    }
-
-
 def _show_audit(report: "AuditReport") -> None:
     from rlx.cli.console import print_table
 
+    def count(number: int, what: str) -> str:
+        return f"{number} {what}" + ("" if number == 1 else "s")
+
     rows = [
         (
-            _get_tally_sign(t),
-            t.name,
-            _format_count(t.checked, t.unit.removesuffix("s")) if t.checked else "nothing to check",
-            t.says,
+            "✗" if tally.violated else "✓" if tally.checked else "–",
+            tally.name,
+            count(tally.checked, tally.unit.removesuffix("s"))
+            if tally.checked
+            else "nothing to check",
+            tally.says,
         )
-        for t in report.tallies
+        for tally in report.tallies
     ]
-    print_text(f"{report.run}: {_format_count(len(report.steps), 'step')}")
+    print_text(f"{report.run}: {count(len(report.steps), 'step')}")
     print_table("", "", "", "", rows=rows)
     lines = []
     for tally in (t for t in report.tallies if t.violated):
-        lines.append(f"{tally.name}: violated in {_format_count(tally.violated, 'place')}")
-        lines += [
-            f"  {escape_unprintable(_describe_violation(violation))}" for violation in tally.first
-        ]
-    lines += [escape_unprintable(line) for line in (*report.unchecked, *report.notes)]
+        lines.append(f"{tally.name}: violated in {count(tally.violated, 'place')}")
+        for one in tally.first:
+            named = ("step", "tree", "row", "turn", "token")
+            places = [f"{n} {at}" for n in named if (at := getattr(one, n)) is not None]
+            lines.append(
+                f"  {', '.join(places)}: {one.what} is {one.stored}, expected {one.expected}"
+            )
+    lines += [*report.unchecked, *report.notes]
     lines.append("all identities hold" if report.holds else "this record is inconsistent")
-    print_text("\n" + "\n".join(lines))
-
-
-def _format_count(number: int, what: str) -> str:
-    return f"{number} {what}" + ("" if number == 1 else "s")
-
-
-def _get_tally_sign(tally: "IdentityTally") -> str:
-    if tally.violated:
-        return "✗"
-    return "✓" if tally.checked else "–"
-
-
-def _describe_violation(v: "Violation") -> str:
-    """Describes where a value is wrong, with the stored and the expected value."""
-    named = (
-        ("step", v.step),
-        ("tree", v.tree),
-        ("row", v.row),
-        ("turn", v.turn),
-        ("token", v.token),
-    )
-    where = ", ".join(f"{name} {number}" for name, number in named if number is not None)
-    return f"{where}: {v.what} is {v.stored}, expected {v.expected}"
+    print_text("\n".join(map(escape_unprintable, ["", *lines])))
 
 
 # Killed and resumed runs -------------------------------------------------------------------------
@@ -206,48 +167,39 @@ def _check_resume(
     at_once: int,
     seed: int,
     registry: str | None,
-    *,
-    keep: bool,
 ) -> int:
     from rlx.launch import run_resume_trial
 
     home = Path(tempfile.mkdtemp(prefix="rlx-check-"))
-    with open_progress("uninterrupted run", "runs") as show:
-        found = run_resume_trial(
-            spec,
-            home,
-            overrides=overrides,
-            kills=kills,
-            at_once=at_once,
-            seed=seed,
-            registry=registry,
-            report=print_text,
-            show=show,
-        )
-    _show_kill_table(found.kills)
-    print_text(
-        f"{len(found.kills) - len(found.differing)} of {len(found.kills)} killed runs have the "
-        "same numbers as the uninterrupted run"
+    done = run_resume_trial(
+        spec,
+        home,
+        overrides=overrides,
+        kills=kills,
+        at_once=at_once,
+        seed=seed,
+        registry=registry,
+        report=print_text,
     )
-    wrong = bool(found.differing or found.unequal)
-    if wrong or keep:
-        print_text(f"the runs are in {home}")
-    else:
-        shutil.rmtree(home, ignore_errors=True)
-    return int(wrong)
-
-
-def _show_kill_table(done: Sequence[KillResult]) -> None:
-    """Prints how often each victim was killed during which work."""
     from rlx.cli.console import build_table, open_console
 
     counts = Counter((one.work, one.kill.victim) for one in done)
-    victims = dict.fromkeys([*VICTIMS, *(one.kill.victim for one in done)])
+    victims = dict.fromkeys([*VICTIMS, *(victim for _, victim in counts)])
     rows = [
         (work, *(str(counts[work, victim] or "") for victim in victims))
-        for work in sorted({kill.work for kill in done})
+        for work in sorted({work for work, _ in counts})
     ]
     open_console().print(build_table("killed during", *victims, rows=rows))
+    wrong = [kill for kill in done if kill.found]
+    print_text(
+        f"{len(done) - len(wrong)} of {len(done)} killed runs have the same numbers as the "
+        "uninterrupted run"
+    )
+    if wrong:
+        print_text(f"the runs are in {home}")
+    else:
+        shutil.rmtree(home, ignore_errors=True)
+    return int(bool(wrong))
 
 
 # Repairs -----------------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ import click
 from rlx import results
 from rlx.cli.output import print_json, print_text
 from rlx.cli.tables import describe_mlflow_page
-from rlx.cli.verb_group import complete_run, registry_option
+from rlx.cli.verb_group import registry_option
 from rlx.errors import SpecError
 from rlx.launch import open_registry
 from rlx.results import find_side_differences, format_setting, load_diff_side
@@ -13,9 +13,7 @@ from rlx.text import escape_unprintable
 
 
 @click.command()
-@click.argument(
-    "names", nargs=-1, required=True, metavar="RUN|GROUP|NAME|FILE...", shell_complete=complete_run
-)
+@click.argument("names", nargs=-1, required=True, metavar="RUN|GROUP|NAME|FILE...")
 @click.option("--diff", is_flag=True, help="Show in what two differ, RUN or FILE each.")
 @click.option("--json", "form", flag_value="json", help="Print JSON.")
 @click.option("--md", "form", flag_value="md", help="Print Markdown.")
@@ -56,7 +54,7 @@ def _show_comparison(found: results.Comparison) -> None:
 
     console = open_console()
     for title, (head, *rows) in results.build_comparison_tables(found):
-        table = build_table(*map(escape_unprintable, head), title=title, padding=(0, 1))
+        table = build_table(*map(escape_unprintable, head), title=title)
         for row in rows:
             table.add_row(*map(escape_unprintable, row))
         console.print(table)

@@ -13,7 +13,6 @@ from typing import Any
 
 from rich import box
 from rich.console import Console, ConsoleOptions, RenderableType
-from rich.padding import PaddingDimensions
 from rich.segment import Segment
 from rich.table import Column, Table
 from rich.text import Text
@@ -38,7 +37,6 @@ def build_table(
     *heads: str | Column,
     rows: Iterable[Sequence[RenderableType]] = (),
     title: str | None = None,
-    padding: PaddingDimensions = (0, 1, 0, 0),
     is_text: bool = False,
 ) -> Table:
     """Returns a table without edges. Cells that do not fit are wrapped, never cut.
@@ -48,8 +46,7 @@ def build_table(
             left, and all others, of numbers, to the right; a `rich.table.Column` decides itself.
         rows: the cells of every row.
         title: printed bold above the table.
-        padding: cells around a cell, as `rich.table.Table` takes them.
-        is_text: each column is to the left, two blanks apart, without a line below the headings.
+        is_text: each column is to the left, without a line below the headings.
     """
     left = len(heads) if is_text else 1
     columns = [
@@ -67,7 +64,7 @@ def build_table(
         show_edge=False,
         show_header=any(column.header for column in columns),
         pad_edge=False,
-        padding=(0, 2, 0, 0) if is_text else padding,
+        padding=(0, 2, 0, 0),
     )
     for row in rows:
         table.add_row(*row)

@@ -4,9 +4,8 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -17,13 +16,21 @@ from rlx.cli.verb_group import json_option, overrides_option, registry_option
 from rlx.errors import SpecError
 from rlx.home import format_path
 from rlx.launch import child_environment
-from rlx.results import ProbeRequest, probe_model
 from rlx.text import escape_unprintable, explain_write_errors
 
-if TYPE_CHECKING:
-    from rlx.probe import RecordedProbe
-
-
+_FOR = {
+    "step": ("--at", ("", "--with")),
+    "experiment": ("--spec", ("", "--probe")),
+    "suite": ("--suite", ("",)),
+    "samples": ("--samples", ("", "--probe")),
+    "greedy": ("--greedy", ("",)),
+    "seed": ("--seed", ("", "--probe")),
+    "schemes": ("--scheme", ("--probe",)),
+    "pictures": ("--pictures", ("", "--probe")),
+    "out": ("--out", ("", "--probe")),
+    "python": ("--python", ("--with",)),
+}
+"""Of options that are not for all: the flag, and the modes that it is for, of which "" is none."""
 _FILE = click.Path(path_type=Path)
 _COUNT = click.IntRange(min=1)
 
@@ -64,12 +71,6 @@ _COUNT = click.IntRange(min=1)
     multiple=True,
     help="With --probe: how to alter the reasoning; can be repeated.",
 )
-@click.option(
-    "--cut",
-    type=click.Choice(["fraction", "sentence", "token"]),
-    help="With --probe: where to cut.",
-)
-@click.option("--again", is_flag=True, help="With --probe: record it even if RUN has it already.")
 @overrides_option("KEY=VALUE", "Override a runner or sampler value; with --probe, a probe value.")
 @json_option
 @click.option("--pictures", type=_FILE, metavar="FOLDER", help="Write plots to this folder.")
@@ -82,18 +83,7 @@ _COUNT = click.IntRange(min=1)
 @click.option("--record/--no-record", default=True, help="Add the results to RUN's records.")
 @registry_option
 def evaluate(
-    as_json: bool,
-    pictures: Path | None,
-    out: Path | None,
-    record: bool,
-    tool: str | None,
-    python: str | None,
-    probes: bool,
-    schemes: tuple[str, ...],
-    cut: str | None,
-    again: bool,
-    url: str,
-    **options: Any,
+    as_json: bool, record: bool, tool: str | None, probes: bool, url: str, **options: Any
 ) -> None:
     """Evaluate a trained model on held-out problems: accuracy and calibration, with intervals.
 
@@ -108,31 +98,45 @@ def evaluate(
     With --probe, its reasoning is cut or altered, to measure how often the answer is still right;
     options override the experiment's `probe:` section.
     """
+    if tool is not None and probes:
+        raise SpecError("--probe is not for --with")
+    mode = "--with" if tool is not None else "--probe" if probes else ""
+    for name, (flag, modes) in _FOR.items():
+        is_given = options[name] is not None and options[name] is not False and options[name] != ()
+        if is_given and mode not in modes:
+            which = f"only for {modes[0]}" if not mode else f"not for {mode}"
+            raise SpecError(f"{flag} is {which}")
+    asked = {n: options[n] for n in options if n not in _FOR or mode in _FOR[n][1]}
     if tool is not None:
-        _check_tool_options({**options, "probe": probes, "pictures": pictures, "out": out})
-        _evaluate_with(tool, python, as_json=as_json, record=record, url=url, **options)
+        _evaluate_with(tool, as_json=as_json, record=record, url=url, **asked)
         return
-    if python is not None:
-        raise SpecError("--python belongs to --with")
-    _check_mode(probes, {"scheme": schemes, "cut": cut, "again": again}, options)
-    if probes:
-        asked = {name: options[name] for name in _SHARED}
-        probe = ProbeRequest(**asked, schemes=schemes, cut=cut)
-        _probe(
-            probe,
-            as_json=as_json,
-            pictures=pictures,
-            out=out,
-            record=record,
-            again=again,
-            url=url,
-        )
-        return
-    request = results.EvaluationRequest(**options)
+    out, pictures = asked.pop("out"), asked.pop("pictures")
     require_places(out, pictures)
     os.environ.update(child_environment())  # before transformers is imported
+    told = {"registry": url, "record": record, "report": print_text}
+    found: results.ModelProbe | results.SuiteEvaluation
+    if probes:
+        found = _probe(asked, out, pictures, **told)
+    else:
+        found = _evaluate_suite(asked, out, pictures, **told)
+    if as_json:
+        print_json(found.to_json(), allow_nan=False)
+        return
+    from rlx.cli import tables
+
+    if isinstance(found, results.ModelProbe):
+        tables.show_probes(found.probes)
+    else:
+        tables.show_suite(found.suite, found.figures)
+    sys.stdout.flush()
+
+
+def _evaluate_suite(
+    asked: dict[str, Any], out: Path | None, pictures: Path | None, **told: Any
+) -> results.SuiteEvaluation:
+    """Evaluates a model, and writes its answers and plots."""
     with open_progress("starting", "problems") as show:
-        found = results.evaluate(request, registry=url, record=record, show=show, report=print_text)
+        found = results.evaluate(results.EvaluationRequest(**asked), show=show, **told)
     if out is not None:
         with explain_write_errors(out):
             lines = "".join(json.dumps(answer) + "\n" for answer in found.list_answers())
@@ -143,30 +147,29 @@ def evaluate(
         at = run.step if found.target.step is None else found.target.step
         folder = format_path(found.recorded)
         print_text(f"recorded for {run.id} after step {at}; {folder}/", err=True)
-    if as_json:
-        print_json(found.to_json(), allow_nan=False)
-    else:
-        from rlx.cli.tables import show_suite
-
-        show_suite(found.suite, found.figures)
-        sys.stdout.flush()
+    return found
 
 
-_OF_TOOLS = ("target", "step", "problems", "overrides")
-"""Options that another tool's evaluation has too."""
-
-
-def _check_tool_options(options: Mapping[str, Any]) -> None:
-    for name, value in options.items():
-        if name not in _OF_TOOLS and value not in (None, False, ()):
-            option = {"experiment": "spec"}.get(name, name)
-            raise SpecError(f"--{option} is not for --with")
+def _probe(
+    asked: dict[str, Any], out: Path | None, pictures: Path | None, **told: Any
+) -> results.ModelProbe:
+    """Cuts or alters a model's reasoning; writes what it sampled, and plots."""
+    with open_progress("probing", "problems") as show:
+        found = results.probe_model(results.ProbeRequest(**asked), show=show, **told)
+    if out is not None:
+        found.write_samples(out)
+    if pictures is not None:
+        found.draw_pictures(pictures / "probe")
+    if found.recorded:
+        step = found.probes[0].step
+        print_text(f"recorded as a probe of {found.target.name} after step {step}", err=True)
+    return found
 
 
 def _evaluate_with(
     tool: str,
-    python: str | None,
     *,
+    python: str | None,
     target: str,
     step: int | None,
     problems: int | None,
@@ -174,7 +177,6 @@ def _evaluate_with(
     as_json: bool,
     record: bool,
     url: str,
-    **_: Any,
 ) -> None:
     """Has another tool evaluate a model, and shows what it found."""
     os.environ.update(child_environment())  # before transformers is imported
@@ -204,27 +206,10 @@ def _evaluate_with(
     print_table("TASK", "METRIC", "VALUE", rows=rows)
 
 
-_SHARED = ("target", "experiment", "problems", "samples", "seed", "overrides")
-"""Options of a request that an evaluation and a probe have in common."""
-
-
-def _check_mode(
-    probes: bool, of_probes: Mapping[str, Any], of_evaluations: Mapping[str, Any]
-) -> None:
-    """Checks that no option belongs to what is not asked for.
-
-    Raises:
-        SpecError: one does.
-    """
-    others = {"at": "step", "suite": "suite", "greedy": "greedy"}
-    named = {option: of_evaluations[name] for option, name in others.items()}
-    for option, value in (named if probes else of_probes).items():
-        if value is not None and value is not False and value != ():
-            raise SpecError(f"--{option} is {'not for' if probes else 'only for'} --probe")
-
-
 def require_places(out: Path | None, pictures: Path | None) -> None:
     """Checks, before any answer is sampled, that the output paths are writable."""
+    if out is not None and out.is_dir():
+        raise SpecError(f"--out {escape_unprintable(str(out))} is a folder; name a file in it")
     if out is not None and not (out.is_fifo() or out.is_char_device()):
         new = not out.exists()
         with explain_write_errors(out):
@@ -235,49 +220,3 @@ def require_places(out: Path | None, pictures: Path | None) -> None:
         with explain_write_errors(pictures):
             pictures.mkdir(parents=True, exist_ok=True)
             tempfile.TemporaryFile(dir=pictures).close()
-
-
-def _probe(
-    request: ProbeRequest,
-    *,
-    as_json: bool,
-    pictures: Path | None,
-    out: Path | None,
-    record: bool,
-    again: bool,
-    url: str,
-) -> None:
-    """Cuts or alters a model's reasoning, and shows how often the answer is still right."""
-    if out is not None and out.is_dir():
-        raise SpecError(f"--out {escape_unprintable(str(out))} is a folder; name a file in it")
-    os.environ.update(child_environment())  # before transformers is imported
-    with open_progress("probing", "problems") as show:
-        found = probe_model(
-            request, registry=url, record=record, again=again, show=show, report=print_text
-        )
-    if out is not None:
-        found.write_samples(out)
-    if pictures is not None:
-        with explain_write_errors(pictures):
-            pictures.mkdir(parents=True, exist_ok=True)
-        found.draw_pictures(pictures / "probe")
-    if found.recorded:
-        step = found.probes[0].step
-        print_text(f"recorded as a probe of {found.target.name} after step {step}", err=True)
-    if as_json:
-        print_json(found.to_json(), allow_nan=False)
-    else:
-        _show_probe_results(found.probes)
-
-
-def _show_probe_results(probes: "Sequence[RecordedProbe]") -> None:
-    from rlx.cli.console import open_console
-    from rlx.cli.tables import show_probes
-    from rlx.probe import render_probe_curve
-
-    console = open_console()
-    show_probes(probes, console)
-    for one in probes:
-        console.print(f"\n{one.suite}", style="bold")
-        console.print(render_probe_curve(one.figures, width=min(80, console.width)))
-    sys.stdout.flush()

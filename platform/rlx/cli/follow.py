@@ -3,15 +3,13 @@
 import json
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
-from rich.table import Column, Table
-
-from rlx.cli.console import build_table, open_console
-from rlx.cli.groups import GroupMember
+from rlx.cli.console import open_console
 from rlx.cli.progress import ProgressDisplay
+from rlx.cli.runs import describe_runs, format_run_figure, print_run_table
 from rlx.cli.tables import show_run_summary
 from rlx.launch import (
     get_run_exit_code,
@@ -22,7 +20,7 @@ from rlx.launch import (
 )
 from rlx.progress import Progress
 from rlx.text import escape_unprintable, format_timestamp
-from rlx_registry import ENDED, Registry, RunRecord
+from rlx_registry import Registry, RunRecord
 
 LOOK_EVERY = 0.3
 """Seconds between two looks at a supervisor that is about to end."""
@@ -45,12 +43,14 @@ def follow_run(run_id: str, url: str, *, quiet: bool = False) -> int:
             display.show(stage.stage, stage.done, stage.total, stage.note or stage.doing)
 
         run = watch_run(run_id, url, show=show)
+    until = time.monotonic() + MIRROR_WAIT
     with suppress(KeyboardInterrupt):
-        _await_supervisor(run)
+        while run.pid is not None and is_supervisor(run.pid, run.id) and time.monotonic() < until:
+            time.sleep(LOOK_EVERY)
     with open_registry(url) as registry:
         if run.status == "finished":
             if not quiet:
-                show_run_summary(registry, run, open_console())
+                show_run_summary(registry, run)
             return 0
         code = get_run_exit_code(registry, run)
     where = os.path.relpath(locate_run_folder(run).log)
@@ -60,83 +60,38 @@ def follow_run(run_id: str, url: str, *, quiet: bool = False) -> int:
     return code or 1
 
 
-def _await_supervisor(run: RunRecord) -> None:
-    """Waits up to `MIRROR_WAIT` seconds for the supervisor to complete the MLflow mirror."""
-    until = time.monotonic() + MIRROR_WAIT
-    while run.pid is not None and is_supervisor(run.pid, run.id) and time.monotonic() < until:
-        time.sleep(LOOK_EVERY)
-
-
 class GroupView:
     """The runs of a group, with the values in which they differ.
 
     Args:
         registry: of the runs.
         group: name of the group.
-        members: its members.
-        runs: the run of each member.
+        cells: of each run the values that distinguish it, by path.
     """
 
     def __init__(
-        self,
-        registry: Registry,
-        group: str,
-        members: Sequence[GroupMember],
-        runs: Sequence[RunRecord],
+        self, registry: Registry, group: str, cells: Mapping[str, Mapping[str, Any]]
     ) -> None:
-        self._registry, self._group = registry, group
-        self._cells = [(run.id, member.cell) for member, run in zip(members, runs, strict=True)]
+        self._registry, self._group, self._cells = registry, group, cells
         self._console, self._printed = open_console(stderr=True), dict[str, str]()
-        self._paths = list(dict.fromkeys(path for member in members for path in member.cell))
 
-    def build_table(self) -> Table:
-        """Builds the table of all runs as they are now."""
-        return self._build_rows(self._read_rows())
-
-    def _read_rows(self) -> list[tuple[RunRecord, dict[str, Any]]]:
-        """Reads the runs that nobody has removed in the meantime."""
+    def _list_runs(self) -> list[RunRecord]:
+        """Lists the runs that nobody has removed in the meantime."""
         runs = {run.id: run for run in self._registry.runs(group=self._group)}
-        return [(runs[run], cell) for run, cell in self._cells if run in runs]
+        return [runs[run] for run in self._cells if run in runs]
 
-    def _build_rows(self, rows: Sequence[tuple[RunRecord, dict[str, Any]]]) -> Table:
-        keys = [path.rpartition(".")[2] for path in self._paths]
-        heads = [
-            path if keys.count(key) > 1 else key
-            for path, key in zip(self._paths, keys, strict=True)
-        ]
-        cells = [
-            (
-                run.id,
-                *(json.dumps(cell.get(path)) for path in self._paths),
-                run.effective_status,
-                f"{run.step}/{run.steps_total or '?'}",
-                f"{run.ended - run.started:.0f} s"
-                if run.effective_status in ENDED and run.ended and run.started
-                else "",
-                self._find_accuracy(run),
-            )
-            for run, cell in rows
-        ]
-        names = (*map(escape_unprintable, heads), "STATE", "STEP", "TOOK", "ACCURACY")
-        return build_table(Column("RUN", no_wrap=True), *names, rows=cells, is_text=True)
+    def print_table(self) -> None:
+        """Prints the table of all runs as they are now."""
+        print_run_table(describe_runs(self._registry, self._list_runs()), self._cells)
 
     def print_changes(self) -> None:
         """Prints a line on stderr for each run whose status has changed since the last call."""
-        for run, cell in self._read_rows():
-            if self._printed.get(run.id) == run.effective_status:
-                continue
-            self._printed[run.id] = run.effective_status
+        changed = [r for r in self._list_runs() if self._printed.get(r.id) != r.effective_status]
+        for run in describe_runs(self._registry, changed):
+            self._printed[run["run"]] = run["status"]
+            cell = self._cells[run["run"]]
             values = " ".join(f"{path}={json.dumps(value)}" for path, value in cell.items())
-            accuracy = self._find_accuracy(run)
-            cells = (format_timestamp(), run.id, values, run.effective_status)
+            accuracy = format_run_figure(run, "accuracy")
+            cells = (format_timestamp(), run["run"], values, run["status"])
             line = "  ".join(filter(None, (*cells, f"accuracy {accuracy}" if accuracy else "")))
             self._console.print(escape_unprintable(line), soft_wrap=True)
-
-    def _find_accuracy(self, run: RunRecord) -> str:
-        """Returns the newest accuracy on held-out problems; in parentheses before training."""
-        found = self._registry.results.evaluations(run.id, "held_out", with_payload=False)
-        newest = max(found, key=lambda one: one.step, default=None)
-        accuracy = None if newest is None else newest.metrics.get("accuracy")
-        if newest is None or accuracy is None:
-            return ""
-        return f"({accuracy:.3f})" if newest.label == "before" else f"{accuracy:.3f}"

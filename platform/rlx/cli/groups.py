@@ -5,14 +5,14 @@ import json
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rlx.discovery import ExperimentPlugins, list_plugin_records
 from rlx.errors import SpecError
 from rlx.launch import RUN_LIKE, submit_run
-from rlx.plan import check_file, run_preflight_checks
+from rlx.plan import check_file
 from rlx.spec.reading import Diagnostic, InvalidSpec, LoadedSpec, build_refusal, parse_yaml_document
 from rlx.text import escape_unprintable
 from rlx_registry import Registry, RunRecord, find_changed_plugins
@@ -39,6 +39,11 @@ class GroupMember:
     cell: dict[str, Any]
     read: LoadedSpec
     plugins: ExperimentPlugins
+
+    @property
+    def experiment(self) -> tuple[LoadedSpec, ExperimentPlugins]:
+        """Its experiment with its plugins."""
+        return self.read, self.plugins
 
     @property
     def digest(self) -> str:
@@ -106,7 +111,7 @@ def _require_few(runs: int) -> None:
 def read_run_group(
     spec: Path, overrides: Sequence[str], seeds: str | None, grid: Sequence[str]
 ) -> list[GroupMember]:
-    """Reads and checks the experiment of every member.
+    """Reads and checks the experiment of every member: of one without seeds and grid.
 
     Args:
         spec: file of the experiment.
@@ -132,45 +137,12 @@ def read_run_group(
             try:
                 members.append(GroupMember(own, *check_file(spec, (*overrides, *settings))))
             except InvalidSpec as error:
+                if not own:
+                    raise
                 faults += [d for d in error.diagnostics if d not in faults]
     if faults:
         raise build_refusal(faults, str(spec))
     return members
-
-
-def check_group(
-    members: Sequence[GroupMember], *, elsewhere: bool, rehearse: bool
-) -> tuple[list[GroupMember], tuple[Diagnostic, ...]]:
-    """Checks what members need of this machine, and rehearses them.
-
-    Args:
-        members: of one group.
-        elsewhere: whether the runs may be taken by workers on other machines.
-        rehearse: whether to make the rehearsals.
-
-    Returns:
-        The members, with the warnings of their rehearsals; and every warning once.
-
-    Raises:
-        EnvironmentFault: this machine lacks what a member needs.
-        InvalidSpec: a rehearsal finds an error.
-    """
-    checked, warnings = list(members), dict[Diagnostic, None]()
-    for member in members:
-        warnings |= dict.fromkeys(
-            run_preflight_checks(member.read, member.plugins, elsewhere=elsewhere)
-        )
-    if rehearse:
-        from rlx.plan import run_rehearsal_checks  # imports torch
-
-        experiments = [(member.read, member.plugins) for member in members]
-        found = run_rehearsal_checks(experiments, elsewhere=elsewhere)
-        checked = [
-            replace(m, plugins=replace(m.plugins, warnings=m.plugins.warnings + more))
-            for m, more in zip(members, found, strict=True)
-        ]
-    own = (warning for member in checked for warning in member.plugins.warnings)
-    return checked, tuple(dict.fromkeys((*own, *warnings)))
 
 
 def record_group(
@@ -192,9 +164,22 @@ def record_group(
     """
     if group is not None:
         require_group_name(group)
-        _require_unused_name(registry, members, group)
+        # For `rlx compare`, a name must be unambiguous.
+        if group == members[0].read.spec.name or registry.runs(name=group):
+            raise SpecError(f"--group {group}: an experiment has this name; choose another one")
     name = group or _build_group_name(registry, members)
-    return name, _record_group_runs(registry, members, name, anyway=anyway)
+    there = [run for run in registry.runs() if run.effective_status in GOES_ON]
+    runs = []
+    for member in members:
+        run = next(filter(member.is_run, there), None)
+        if run is None:  # of two equal groups recorded at once, one gets the runs of the other
+            run, _ = submit_run(
+                registry, *member.experiment, again=False, queue=True, anyway=anyway
+            )
+            there.insert(0, run)
+        registry.join(run.id, name)
+        runs.append(run)
+    return name, runs
 
 
 def require_group_name(group: str) -> None:
@@ -212,12 +197,6 @@ def require_group_name(group: str) -> None:
         raise SpecError(f"--group {group}: a run could have this name; choose another name")
 
 
-def _require_unused_name(registry: Registry, members: Sequence[GroupMember], group: str) -> None:
-    """Rejects the name of an experiment: for `rlx compare`, a name must be unambiguous."""
-    if group == members[0].read.spec.name or registry.runs(name=group):
-        raise SpecError(f"--group {group}: an experiment has this name; choose another one")
-
-
 def _build_group_name(registry: Registry, members: Sequence[GroupMember]) -> str:
     """Builds a name from the experiment and the last keys of what varies, as `rlcr-normalize`.
 
@@ -233,24 +212,3 @@ def _build_group_name(registry: Registry, members: Sequence[GroupMember]) -> str
         if own and not registry.runs(name=name):
             return name
     raise AssertionError("numbers have no end")
-
-
-def _record_group_runs(
-    registry: Registry, members: Sequence[GroupMember], group: str, *, anyway: bool
-) -> list[RunRecord]:
-    """Returns the run of each member: the newest existing one, or a new one in the queue.
-
-    Of two equal groups that are recorded at once, the second gets the runs of the first.
-    """
-    there = [run for run in registry.runs() if run.effective_status in GOES_ON]
-    runs = []
-    for member in members:
-        run = next(filter(member.is_run, there), None)
-        if run is None:
-            run, _ = submit_run(
-                registry, member.read, member.plugins, again=False, queue=True, anyway=anyway
-            )
-            there.insert(0, run)
-        registry.join(run.id, group)
-        runs.append(run)
-    return runs

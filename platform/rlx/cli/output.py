@@ -7,15 +7,11 @@ import json
 import os
 import re
 import sys
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import Any, TextIO
 
 import click
 
 from rlx.text import escape_lines
-
-if TYPE_CHECKING:
-    from rlx.spec.reading import Diagnostic
 
 _STYLES = (
     (re.compile(r"^error:", re.M), {"fg": "red", "bold": True}),
@@ -54,11 +50,3 @@ def print_json(value: Any, *, allow_nan: bool = True) -> None:
 def print_report(text: str) -> None:
     """Prints a report of errors or warnings to stderr, escaped, and colored on a terminal."""
     click.echo(color_report(escape_lines(text), sys.stderr), err=True)
-
-
-def print_warnings(warnings: "Iterable[Diagnostic]") -> None:
-    """Prints warnings to stderr."""
-    from rlx.spec.reading import format_diagnostic
-
-    for warning in warnings:
-        print_report(format_diagnostic(warning))

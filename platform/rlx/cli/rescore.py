@@ -10,7 +10,7 @@ from rlx import results
 from rlx.cli.console import build_table, open_console
 from rlx.cli.output import print_json
 from rlx.cli.progress import open_progress
-from rlx.cli.verb_group import complete_run, json_option, overrides_option, registry_option
+from rlx.cli.verb_group import json_option, overrides_option, registry_option
 from rlx.launch import locate_run_folder
 from rlx.results import ChangedRow, RescoreRequest, Rescoring
 from rlx.text import escape_unprintable
@@ -24,7 +24,7 @@ _FILE = click.Path(path_type=Path)
 
 
 @click.command()
-@click.argument("run", shell_complete=complete_run)
+@click.argument("run")
 @click.option(
     "--spec", "experiment", type=_FILE, metavar="FILE", help="Take the rules of this experiment."
 )
@@ -102,9 +102,7 @@ def _show_rescored_row(run: RunRecord, changed: ChangedRow, console: "Console") 
     speech = load_run_speech(found.setup.spec.model, folder.tokenizer, folder.model)
     kind = escape_unprintable(found.stored.rows.places[changed.number][3])
     heads = ("token", "mask", "reward then", "now", "advantage then", "now")
-    table = build_table(
-        *heads, title=f"step {found.step}, row {changed.number} ({kind})", padding=(0, 1)
-    )
+    table = build_table(*heads, title=f"step {found.step}, row {changed.number} ({kind})")
     for line in changed.list_tokens():
         text = str(line["token"]) if speech is None else speech.read([line["token"]])[0]
         masks = f"{int(line['mask'])}→{int(line['new_mask'])}"

@@ -1,18 +1,19 @@
 """The commands about recorded runs: `rlx runs`, `status`, `logs` and `rm`."""
 
+import json
 import os
 import re
 import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import reduce
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from rlx.cli.output import print_json, print_text
-from rlx.cli.verb_group import Command, complete_run, json_option, registry_option
+from rlx.cli.verb_group import Command, json_option, registry_option
 from rlx.errors import EnvironmentFault, SpecError
 from rlx.home import RunFolder, format_path
 from rlx.launch import (
@@ -28,16 +29,11 @@ from rlx.text import escape_unprintable
 from rlx_registry import (
     ENDED,
     STATUSES,
-    EvaluationFigures,
     Registry,
     RunFilter,
     RunRecord,
     is_idle,
 )
-
-if TYPE_CHECKING:
-    from rich.table import Table
-
 
 SCORE = "score/total_score"
 """The mean total score of the latest step's rows, which every run records."""
@@ -45,15 +41,13 @@ RUNS_LISTED = 50
 """Runs that a table lists by default."""
 
 
-_UNITS = {"s": 1, "min": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
-
-
 def _parse_age(text: str) -> float:
     """Returns the seconds of an age such as `30d`."""
-    match = re.fullmatch(r"([0-9]{1,6})(s|min|h|d|w)", text)
+    units = {"s": 1, "min": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
+    match = re.fullmatch(rf"([0-9]{{1,6}})({'|'.join(units)})", text)
     if match is None:
         raise click.BadParameter(f"{text!r} is no age: write 90min, 12h, 30d or 2w")
-    return float(match[1]) * _UNITS[match[2]]
+    return float(match[1]) * units[match[2]]
 
 
 _OPTIONS = (
@@ -153,27 +147,7 @@ def runs(
         described = describe_runs(registry, [_look_at_job(registry, run) for run in found])
     if as_json:
         return print_json(described)
-    columns = {
-        "REWARD": [f"{d['reward']:.3f}" if d["reward"] is not None else "" for d in described]
-    }
-    columns |= {
-        name.upper(): [_format_run_figure(d, name) for d in described]
-        for name in ("accuracy", "brier", "ece")
-    }
-    figures = {name: column for name, column in columns.items() if any(column)}
-    rows = [
-        (
-            d["run"],
-            escape_unprintable(d["name"]),
-            str(d["seed"]),
-            d["status"],
-            f"{d['step']}/{d['steps'] or '?'}",
-            *(column[number] for column in figures.values()),
-            _format_run_age(d["created"]),
-        )
-        for number, d in enumerate(described)
-    ]
-    _print_run_table(rows, tuple(figures), [d["groups"] for d in described])
+    print_run_table(described)
     if others:
         text = "1 older run is" if others == 1 else f"{others} older runs are"
         print_text(f"{text} not shown; --all shows every run", err=True)
@@ -189,39 +163,49 @@ def _look_at_job(registry: Registry, run: RunRecord) -> RunRecord:
     return reconcile_job(registry, run)
 
 
-def _print_run_table(
-    rows: Sequence[tuple[str, ...]], figures: Sequence[str], groups: Sequence[Sequence[str]]
+def print_run_table(
+    found: Sequence[dict[str, Any]], cells: Mapping[str, Mapping[str, Any]] | None = None
 ) -> None:
-    """Prints runs with some figures, and their groups: in a column, or in a table below."""
+    """Prints runs, as `describe_runs` returns them, with the figures that any of them has.
+
+    Args:
+        found: the runs.
+        cells: of each run of one group, the values in which it differs from others, by path.
+    """
     from rich.table import Column
 
-    from rlx.cli.console import UNLIMITED_WIDTH, build_table, open_console
+    from rlx.cli.console import print_table
 
-    console = open_console()
-    heads = ("NAME", "SEED", "STATUS", "STEP", *figures, "AGE")
+    paths = list(dict.fromkeys(path for cell in (cells or {}).values() for path in cell))
+    keys = [path.rpartition(".")[2] for path in paths]
+    columns = {
+        "RUN": [run["run"] for run in found],
+        "NAME": [escape_unprintable(run["name"]) for run in found],
+        **{
+            escape_unprintable(path if keys.count(key) > 1 else key): [
+                json.dumps(cells[run["run"]].get(path)) for run in found if cells
+            ]
+            for path, key in zip(paths, keys, strict=True)
+            if key != "seed"
+        },
+        "SEED": [str(run["seed"]) for run in found],
+        "STATUS": [run["status"] for run in found],
+        "STEP": [f"{run['step']}/{run['steps'] or '?'}" for run in found],
+        "REWARD": ["" if run["reward"] is None else f"{run['reward']:.3f}" for run in found],
+        **{
+            name.upper(): [format_run_figure(run, name) for run in found]
+            for name in ("accuracy", "brier", "ece")
+        },
+        "AGE": [_format_run_age(run["created"]) for run in found],
+        "GROUP": [" ".join(run["groups"]) if cells is None else "" for run in found],
+    }
+    shown = {head: column for head, column in columns.items() if any(column)}
+    heads = [head for head in shown if head != "RUN"]
+    rows = zip(*shown.values(), strict=True)
+    print_table(Column("RUN", no_wrap=True), *heads, rows=rows)
 
-    def build_run_table(*more: str, rows: Iterable[tuple[str, ...]]) -> "Table":
-        return build_table(Column("RUN", no_wrap=True), *heads, *more, rows=rows, is_text=True)
 
-    members: dict[str, list[str]] = {}
-    for (run, *_), own in zip(rows, groups, strict=True):
-        for group in own:
-            members.setdefault(group, []).append(run)
-    table = build_run_table(rows=rows)
-    if members:
-        joined = (" ".join(own) for own in groups)
-        wide = build_run_table("GROUP", rows=[(*r, g) for r, g in zip(rows, joined, strict=True)])
-        free = console.options.update(width=UNLIMITED_WIDTH)
-        if console.measure(wide, options=free).maximum > console.width:
-            console.print(table, "")
-            found = [(group, " ".join(runs)) for group, runs in members.items()]
-            table = build_table("GROUP", "RUNS", rows=found, is_text=True)
-        else:
-            table = wide
-    console.print(table)
-
-
-def _format_run_figure(run: dict[str, Any], name: str) -> str:
+def format_run_figure(run: dict[str, Any], name: str) -> str:
     """Formats a metric after training, or the one before training in parentheses."""
     for label, form in (("after", "{:.3f}"), ("before", "({:.3f})")):
         value = run["evaluation"].get(label, {}).get(name)
@@ -239,7 +223,7 @@ def _format_run_age(created: float) -> str:
 
 
 @click.command()
-@click.argument("run", shell_complete=complete_run)
+@click.argument("run")
 @click.option("--values", is_flag=True, help="Print its experiment, each value with its origin.")
 @click.option("--pictures", is_flag=True, help="Draw plots of what is recorded into its folder.")
 @json_option
@@ -264,13 +248,12 @@ def status(run: str, values: bool, pictures: bool, as_json: bool, url: str) -> i
             print_json(described)
             return None
         if found.status == "finished":
-            from rlx.cli.console import open_console
             from rlx.cli.tables import show_run_summary
 
-            show_run_summary(registry, found, open_console())
+            show_run_summary(registry, found)
             return None
         events = registry.results.events(found.id)
-    from rlx.launch import BROKEN_OFF, is_abandoned, is_half_made
+    from rlx.launch import BROKEN_OFF, is_abandoned
     from rlx.progress import read_progress
 
     stage = None
@@ -278,8 +261,7 @@ def status(run: str, values: bool, pictures: bool, as_json: bool, url: str) -> i
         stage = read_progress(RunFolder(Path(found.directory)).progress)
     why = found.reason
     if found.status in ("queued", "submitted") and is_abandoned(found):
-        again = "submit it again" if is_half_made(found) else f"rlx resume {found.id}"
-        why = f"{BROKEN_OFF}; {again}"
+        why = f"{BROKEN_OFF}; rlx resume {found.id}"
     lines = [
         f"{found.id}  {found.name}  seed {found.seed}  spec {found.digest}",
         f"status   {described['status']}{f': {why}' if why else ''}",
@@ -314,7 +296,7 @@ def _draw_pictures(ref: str, url: str) -> int:
 
 
 @click.command()
-@click.argument("run", default="latest", shell_complete=complete_run)
+@click.argument("run", default="latest")
 @click.option("-f", "--follow", is_flag=True, help="Follow the log until the run ends.")
 @click.option("-n", "--lines", type=click.IntRange(min=0), default=40, help="Lines to begin with.")
 @click.option("--json", "as_json", is_flag=True, help="Print the run's events as JSON.")
@@ -333,54 +315,31 @@ def logs(run: str, follow: bool, lines: int, as_json: bool, url: str) -> None:
                 ]
             )
         log = locate_run_folder(found).log
-        offset = 0
-        if log.is_file():
-            content = log.read_bytes()
-            text = content.decode(errors="replace")
-            _print_lines("\n".join(text.splitlines()[-lines:]) if lines else "")
-            offset = len(content)
-        while follow and registry.run(found.id).effective_status not in ENDED:
+        seen = 0
+        while True:
+            is_over = not follow or registry.run(found.id).effective_status in ENDED
+            content = b""
+            if log.is_file():
+                with log.open("rb") as file:
+                    file.seek(seen)
+                    content = file.read()
+            shown = content.decode(errors="replace").splitlines()
+            for line in shown if seen else shown[max(0, len(shown) - lines) :]:
+                print_text(escape_unprintable(line))
+            seen += len(content)
+            if is_over:
+                return None
             time.sleep(0.5)
-            offset = _print_rest(log, offset)
-        _print_rest(log, offset)
-    return None
-
-
-def _print_rest(log: Path, start: int) -> int:
-    if not log.is_file():
-        return start
-    with log.open("rb") as file:
-        file.seek(start)
-        new = file.read()
-    _print_lines(new.decode(errors="replace").rstrip("\n"))
-    return start + len(new)
-
-
-def _print_lines(text: str) -> None:
-    for line in text.splitlines():
-        print_text(escape_unprintable(line))
-
-
-_MAIN = ("accuracy", "brier", "ece", "auroc", "n", "problems")
-_METRICS = (
-    *_MAIN,
-    "brier_recalibrated",
-    "ece_debiased",
-    "auroc_one_bit",
-    "stratum_brier",
-    "stratum_auroc",
-    "within_auroc",
-    "alike_share",
-    "unparsable",
-    "by_stratum",
-    "rewards",
-)
 
 
 def describe_runs(registry: Registry, runs: Sequence[RunRecord]) -> list[dict[str, Any]]:
     """Returns runs as JSON values, with as many queries for many as for one."""
     ids = [run.id for run in runs]
-    evaluations = registry.queries.evaluation_figures(ids)
+    suites: dict[str, dict[str, dict[str, Mapping[str, Any]]]] = {run: {} for run in ids}
+    for run_id, evaluations in registry.queries.evaluation_figures(ids).items():
+        for one in evaluations:
+            if not one.suite.startswith("probe/"):
+                suites[run_id].setdefault(one.suite, {})[one.label] = one.metrics
     failures = registry.queries.failures(ids)
     groups, idle = registry.queries.groups(ids), registry.queries.idle_steps(ids)
     scores = registry.queries.last_values(ids, [SCORE])
@@ -405,40 +364,15 @@ def describe_runs(registry: Registry, runs: Sequence[RunRecord]) -> list[dict[st
             "ended": run.ended,
             "directory": run.directory,
             "mlflow_run_id": run.mlflow_run_id,
-            "evaluation": _select_held_out_figures(evaluations[run.id]),
-            "suites": _collect_suite_figures(evaluations[run.id]),
+            "evaluation": suites[run.id].get("held_out", {}),
+            "suites": suites[run.id],
         }
         for run in runs
     ]
 
 
-def _select_held_out_figures(evaluations: Sequence[EvaluationFigures]) -> dict[str, dict[str, Any]]:
-    """The figures of a run's held-out set before and after training."""
-    found = {e.label: e.metrics for e in evaluations if e.suite == "held_out"}
-    return {
-        label: {
-            name: found[label].get(name)
-            for name in _METRICS
-            if name in _MAIN or name in found[label]
-        }
-        for label in ("before", "after")
-        if label in found
-    }
-
-
-def _collect_suite_figures(evaluations: Sequence[EvaluationFigures]) -> dict[str, dict[str, Any]]:
-    """The main figures of the last evaluation of each label, by held-out set and label."""
-    suites: dict[str, dict[str, Any]] = {}
-    for e in evaluations:
-        if not e.suite.startswith("probe/"):
-            values = {k: e.metrics.get(k) for k in ("n", "accuracy", "rewards", "environment")}
-            figures = {k: v for k, v in values.items() if v is not None}
-            suites.setdefault(e.suite, {})[e.label] = figures
-    return suites
-
-
 @click.command("rm")
-@click.argument("runs", nargs=-1, metavar="[RUN]...", shell_complete=complete_run)
+@click.argument("runs", nargs=-1, metavar="[RUN]...")
 @click.option("--rollouts", is_flag=True, help="Remove only stored rollouts and their index.")
 @click.option("--checkpoints", is_flag=True, help="Remove only checkpoints; the model stays.")
 @click.option("-n", "--dry-run", is_flag=True, help="Only show what would be removed.")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from rlx.cli.output import format_json, print_json, print_text
-from rlx.cli.verb_group import complete_run, json_option, registry_option
+from rlx.cli.verb_group import json_option, registry_option
 from rlx.errors import SpecError
 from rlx.launch import (
     locate_run_folder,
@@ -16,7 +16,6 @@ from rlx.launch import (
 from rlx.results import load_step_accounts, select_rollout_steps
 from rlx.text import escape_unprintable
 from rlx_registry import (
-    BodyError,
     BodyRecord,
     RolloutIndex,
     RunRecord,
@@ -30,22 +29,19 @@ from rlx_registry import (
 if TYPE_CHECKING:
     from rlx.record import StoredStep  # brings torch
     from rlx.reward import RewardEntry
-    from rlx.rollout import RolloutTree, Segment
+    from rlx.rollout import Segment
 
 
 ROWS_ON_SCREEN = 20
 """Default number of table rows."""
-PROMPT, TEXT = 240, 70
-"""Characters of a prompt and of a turn that a table shows."""
 
 
 @click.command()
-@click.argument("run", default="latest", shell_complete=complete_run)
+@click.argument("run", default="latest")
 @click.option(
     "--step", type=click.IntRange(min=1), help="The step to show; the last one by default."
 )
 @click.option("--group", "tree", type=int, help="Only this prompt (column TREE).")
-@click.option("--sort", type=click.Choice(["tree", "reward", "advantage"]), default="tree")
 @click.option(
     "-n",
     "--limit",
@@ -76,7 +72,6 @@ def samples(
     run: str,
     step: int | None,
     tree: int | None,
-    sort: str,
     limit: int | None,
     whole: bool,
     credit: bool,
@@ -92,17 +87,19 @@ def samples(
         raise SpecError(
             "--export writes every row with its tokens, as JSON Lines: drop --json and --credit"
         )
-    found, at, rows, body = _load_rollout_step(run, step, url)
+    with open_registry(url) as registry:
+        found = registry.run(run)
+        at = select_rollout_steps(registry, found, () if step is None else (step,))[-1]
+        rows = registry.results.rollout_index(found.id, at)
+        body = registry.results.rollout_body(found.id, at)
     if tree is not None and not any(row.tree == tree for row in rows):
         there = f"; it has 0 to {max(row.tree for row in rows)}" if rows else ""
         raise SpecError(f"step {at} of {found.id} has no prompt {tree}{there}")
     rows = [row for row in rows if tree is None or row.tree == tree]
     if credit:
         return _show_credit_rows(found, at, body, {row.row for row in rows}, numbers, as_json)
-    if sort != "tree":
-        rows.sort(key=lambda row: -(getattr(row, sort) or 0.0))
-    else:
-        rows.sort(key=_tree_order)
+    # Each answer stands before its confidences.
+    rows.sort(key=lambda r: (r.tree, r.row if r.parent_row is None else r.parent_row, r.row))
     if file is not None:
         return _write_rollout_rows(found, at, body, [row.row for row in rows[:limit]], file)
     rows, count = rows[: limit or ROWS_ON_SCREEN], len(rows)
@@ -112,18 +109,9 @@ def samples(
             [{"run": found.id, "step": at, **{n: getattr(row, n) for n in names}} for row in rows]
         )
     print_text(f"{found.id} step {at}: {count} rows")
-    return _show_samples(rows, _read_trees(found, body, rows), whole=whole)
-
-
-def _load_rollout_step(
-    run: str, step: int | None, url: str
-) -> tuple[RunRecord, int, list[RolloutIndex], BodyRecord]:
-    """Returns a run, a step (the last one by default), and the step's rollout index and body."""
-    with open_registry(url) as registry:
-        found = registry.run(run)
-        at = select_rollout_steps(registry, found, () if step is None else (step,))[-1]
-        rows = registry.results.rollout_index(found.id, at)
-        return found, at, rows, registry.results.rollout_body(found.id, at)
+    path = locate_run_folder(found).root / body.path
+    trees = read_trees(path, body.sha256, {row.tree for row in rows})
+    return _show_samples(rows, {tree["tree"]: tree for tree in trees}, whole=whole)
 
 
 def _write_rollout_rows(
@@ -163,9 +151,10 @@ def _show_credit_rows(
 ) -> None:
     """Prints the per-token credit of a step's rows, as `rlx plan` does.
 
-    `there` holds the rows that may be shown.
+    Args:
+        there: the rows that may be shown.
+        numbers: those that are asked for; none selects examples, and all with `as_json`.
     """
-
     from rlx.cli.console import open_console
     from rlx.plan import convert_to_json, select_example_rows, show_rows
 
@@ -176,9 +165,8 @@ def _show_credit_rows(
     selected = numbers or select_example_rows(
         [a for a in accounts if a.row in there], found.spec.evaluation.correct
     )
-    note = (
-        "" if found.decoded else "the run's tokenizer is not on this machine: token ids are shown"
-    )
+    unread = "the run's tokenizer is not on this machine: token ids are shown"
+    note = "" if found.decoded else unread
     if as_json:
         rows = [convert_to_json(a) for a in accounts if a.row in (set(numbers) or there)]
         return print_json({"run": run.id, "step": step, "phase": phase, "note": note, "rows": rows})
@@ -186,25 +174,6 @@ def _show_credit_rows(
     if note:
         print_text(note, err=True)
     return show_rows(accounts, selected, open_console())
-
-
-def _tree_order(row: RolloutIndex) -> tuple[int, int, int]:
-    """Returns a sort key that places each answer before its confidences."""
-    parent = row.row if row.parent_row is None else row.parent_row
-    return row.tree, parent, row.row
-
-
-def _read_trees(
-    run: RunRecord, body: BodyRecord, rows: Sequence[RolloutIndex]
-) -> dict[int, TreeRecord]:
-    """Reads the trees of some rows, by number; none, with a warning, if their file is damaged."""
-    path = locate_run_folder(run).root / body.path
-    try:
-        found = read_trees(path, body.sha256, {row.tree for row in rows})
-    except BodyError as error:
-        print_text(f"warning: no prompts are shown: {escape_unprintable(str(error))}", err=True)
-        return {}
-    return {tree["tree"]: tree for tree in found}
 
 
 def _show_samples(
@@ -215,12 +184,16 @@ def _show_samples(
 
     from rlx.cli.console import print_table
 
-    shown = [number for number in dict.fromkeys(row.tree for row in rows) if number in trees]
-    if shown:
-        prompts = [_format_prompt(get_model_text(trees[n], 0), whole=whole) for n in shown]
-        print_table(
-            "TREE", "PROMPT", rows=[(str(n), p) for n, p in zip(shown, prompts, strict=True)]
-        )
+    def shorten(text: str, begin: int, end: int) -> str:
+        line = escape_unprintable(text.replace("\n", "⏎"))
+        if whole or len(line) <= begin + end:
+            return line
+        return f"{line[:begin]} … {line[-end:]}" if end else f"{line[:begin]}…"
+
+    # A long prompt keeps its end, where the problem is.
+    prompts = [(str(n), shorten(get_model_text(tree, 0), 80, 160)) for n, tree in trees.items()]
+    if prompts:
+        print_table("TREE", "PROMPT", rows=prompts)
         print_text("")
     texts = {
         row["row"]: _join_turns(tree, row["segment"], {r["segment"] for r in tree["rows"]})
@@ -229,13 +202,23 @@ def _show_samples(
         for tree in trees.values()
         for row in tree["rows"]
     }
-    cells = [
-        (
-            *_format_sample_cells(row),
-            _format_sample_text(texts.get(row.row, row.preview), TEXT, whole=whole),
+    cells = []
+    for row in rows:
+        parts = " ".join(
+            f"{name}={'absent' if value is None else f'{value:g}'}"
+            for name, value in row.rewards.items()
         )
-        for row in rows
-    ]
+        cells.append(
+            (
+                str(row.row),
+                str(row.tree),
+                ("  " if row.parent_row is not None else "") + escape_unprintable(row.turn),
+                "absent" if row.reward is None else f"{row.reward:.3f}",
+                f"{row.advantage:+.3f}",
+                escape_unprintable(parts + (f"  ({row.failed})" if row.failed else "")),
+                shorten(texts.get(row.row, row.preview), 70, 0),
+            )
+        )
     heads = [Column(head, no_wrap=True) for head in ("ROW", "TREE", "TURN", "REWARD", "ADVANTAGE")]
     print_table(*heads, "PARTS", "TEXT", rows=cells)
 
@@ -253,31 +236,6 @@ def _join_turns(tree: TreeRecord, last: int, ends: Collection[int]) -> str:
         if segment["author"] == "policy"
         else f"[{segment['author']}] {get_model_text(tree, s)}"
         for s, segment in own
-    )
-
-
-def _format_prompt(text: str, *, whole: bool) -> str:
-    """What the model read; its beginning and its end, where the problem is, if it is long."""
-    line = escape_unprintable(text.replace("\n", "⏎"))
-    if whole or len(line) <= PROMPT:
-        return line
-    return f"{line[: PROMPT // 3]} … {line[-(PROMPT - PROMPT // 3 - 3) :]}"
-
-
-def _format_sample_text(text: str, longest: int, *, whole: bool) -> str:
-    line = escape_unprintable(text.replace("\n", "⏎"))
-    return line if whole or len(line) <= longest else f"{line[: longest - 1]}…"
-
-
-def _format_sample_cells(row: RolloutIndex) -> tuple[str, ...]:
-    parts = " ".join(f"{n}={'absent' if v is None else f'{v:g}'}" for n, v in row.rewards.items())
-    return (
-        str(row.row),
-        str(row.tree),
-        ("  " if row.parent_row is not None else "") + escape_unprintable(row.turn),
-        "absent" if row.reward is None else f"{row.reward:.3f}",
-        f"{row.advantage:+.3f}",
-        escape_unprintable(parts + (f"  ({row.failed})" if row.failed else "")),
     )
 
 
@@ -330,6 +288,9 @@ def _build_row_json(
     own, _ = tree.own_turns(segment)
     path = tree.path(segment)
     first = path.index(own[0])
+    turns = [(index, tree.segments[index]) for index in own]
+    observations = [s for s in tree.segments if s.author == "environment"]
+    totals = {str(turn.turn): stored.rewards.get_turn_total((at, index)) for index, turn in turns}
     return {
         "row": number,
         "parent_row": places.index((at, parent)) if (at, parent) in places else None,
@@ -340,8 +301,27 @@ def _build_row_json(
         "problem": dict(tree.problem.fields),
         "prompt": _join_prompt([tree.segments[index] for index in path[:first]]),
         "input": None if texts is None else "".join("".join(texts[s]) for s in path[:first]),
-        "turns": [_build_turn_json(tree, turn) for turn in own],
-        "structured_rewards": _build_rewards_json(stored, at, own),
+        "turns": [
+            {
+                "turn": turn.turn,
+                "kind": turn.kind,
+                "response": turn.text,
+                "observation": next((s.text for s in observations if s.parent == index), None),
+                "info": dict(turn.info),
+                "finish_reason": turn.finish_reason,
+            }
+            for index, turn in turns
+        ],
+        "structured_rewards": {
+            "turn_rewards": {turn: total for turn, total in totals.items() if total is not None},
+            "turn_reward_components": {
+                str(turn.turn): _collect_reward_values(stored.rewards.turns.get((at, index), {}))
+                for index, turn in turns
+            },
+            "global_rewards": _collect_reward_values(
+                stored.rewards.rollouts.get((at, own[-1]), {})
+            ),
+        },
         "scores": stored.rows.get_row_scores(number),
         **_build_tokens_json(stored, number, path[:first], path[first:], own),
     }
@@ -353,34 +333,6 @@ def _join_prompt(before: "Sequence[Segment]") -> str:
     for segment in before:
         text = segment.text if segment.author != "environment" else text + segment.text
     return text
-
-
-def _build_turn_json(tree: "RolloutTree", index: int) -> dict[str, Any]:
-    """Returns a turn and the observation that followed it; null where there is none."""
-    turn = tree.segments[index]
-    after = [s.text for s in tree.segments if s.parent == index and s.author == "environment"]
-    return {
-        "turn": turn.turn,
-        "kind": turn.kind,
-        "response": turn.text,
-        "observation": after[0] if after else None,
-        "info": dict(turn.info),
-        "finish_reason": turn.finish_reason,
-    }
-
-
-def _build_rewards_json(stored: "StoredStep", tree: int, own: Sequence[int]) -> dict[str, Any]:
-    table, segments = stored.rewards, stored.trees[tree].segments
-    turns = {str(segments[s].turn): s for s in own}
-    totals = {turn: table.get_turn_total((tree, s)) for turn, s in turns.items()}
-    return {
-        "turn_rewards": {turn: total for turn, total in totals.items() if total is not None},
-        "turn_reward_components": {
-            turn: _collect_reward_values(table.turns.get((tree, s), {}))
-            for turn, s in turns.items()
-        },
-        "global_rewards": _collect_reward_values(table.rollouts.get((tree, own[-1]), {})),
-    }
 
 
 def _collect_reward_values(entries: "Mapping[str, RewardEntry]") -> dict[str, float | None]:

@@ -3,8 +3,7 @@
 import math
 import sys
 import time
-from collections.abc import Iterable
-from dataclasses import dataclass
+from statistics import fmean
 
 import click
 
@@ -18,30 +17,6 @@ from rlx.text import escape_unprintable
 
 ID_WIDTH = 16
 """Columns of a terminal in which most ids fit."""
-
-
-@dataclass(slots=True)
-class _Count:
-    scored: int = 0
-    absent: int = 0
-    total: float = 0.0
-
-    def add(self, batch: Iterable[ScoredLine]) -> None:
-        for each in batch:
-            if each.verdict is None:
-                self.absent += 1
-            else:
-                self.scored += 1
-                self.total += each.verdict.value
-
-    @property
-    def lines(self) -> int:
-        return self.scored + self.absent
-
-    def describe_counts(self, seconds: float) -> str:
-        mean = f"mean score {self.total / self.scored:.4g}; " if self.scored else ""
-        rate = self.lines / seconds if seconds > 0 else 0.0
-        return f"{self.scored} scored, {self.absent} absent; {mean}{rate:,.0f} lines/s"
 
 
 @click.command()
@@ -88,9 +63,7 @@ def score(
     if math.isnan(deadline):  # click.FloatRange accepts nan
         raise SpecError("--deadline nan is not a number of seconds")
     plugin = build_reward(keep_plugin_file(name), overrides)
-    count = _Count()
-    show = _print_json if as_json else _print_rows
-    began = time.monotonic()
+    values, absent, began = list[float](), 0, time.monotonic()
     with (
         open_response_lines(file) as lines,
         open_progress("scoring", "lines", hidden=sys.stdout.isatty()) as move,
@@ -98,28 +71,31 @@ def score(
         if not as_json:
             print_text(_format_score_row("LINE", "ID", "SCORE", "REASON"))
         for scored in score_lines(plugin, lines, field=field, workers=workers, deadline=deadline):
-            show(scored)
-            count.add(scored)
-            move(count.lines)
+            for each in scored:
+                values += [] if each.verdict is None else [each.verdict.value]
+                absent += each.verdict is None
+            form = _format_json_line if as_json else _format_row
+            print_text("\n".join(map(form, scored)))
+            move(len(values) + absent)
     sys.stdout.flush()
-    print_text(count.describe_counts(time.monotonic() - began), err=True)
-    return 1 if count.absent else 0
+    mean = f"mean score {fmean(values):.4g}; " if values else ""
+    rate = (len(values) + absent) / max(time.monotonic() - began, 1e-9)
+    print_text(f"{len(values)} scored, {absent} absent; {mean}{rate:,.0f} lines/s", err=True)
+    return 1 if absent else 0
 
 
-def _print_json(batch: Iterable[ScoredLine]) -> None:
-    print_text("\n".join(format_json(each.to_plain_dict(), allow_nan=False) for each in batch))
+def _format_json_line(scored: ScoredLine) -> str:
+    return format_json(scored.to_plain_dict(), allow_nan=False)
 
 
-def _print_rows(batch: Iterable[ScoredLine]) -> None:
-    rows = []
-    for each in batch:
-        number = "absent" if each.verdict is None else f"{each.verdict.value:g}"
-        parts = each.verdict.parts.items() if each.verdict else ()
-        why = [] if each.reason is None else [each.reason]
-        details = "  ".join([*why, *(f"{part}={value:g}" for part, value in parts)])
-        name = "" if each.line.id is None else str(each.line.id)
-        rows.append(_format_score_row(str(each.line.number), name, number, details))
-    print_text("\n".join(rows))
+def _format_row(scored: ScoredLine) -> str:
+    verdict = scored.verdict
+    number = "absent" if verdict is None else f"{verdict.value:g}"
+    parts = verdict.parts.items() if verdict else ()
+    why = [] if scored.reason is None else [scored.reason]
+    details = "  ".join([*why, *(f"{part}={value:g}" for part, value in parts)])
+    name = "" if scored.line.id is None else str(scored.line.id)
+    return _format_score_row(str(scored.line.number), name, number, details)
 
 
 def _format_score_row(line: str, name: str, number: str, details: str) -> str:

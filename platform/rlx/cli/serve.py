@@ -1,14 +1,19 @@
 """`rlx serve`: serves a model over OpenAI's HTTP interface."""
 
 import os
-from contextlib import suppress
 from typing import Any
 
 import click
 
 from rlx.cli.output import print_text
-from rlx.cli.verb_group import complete_run, overrides_option, registry_option
-from rlx.cli.web import LOOPBACK, access_options, choose_address, require_free_port
+from rlx.cli.verb_group import overrides_option, registry_option
+from rlx.cli.web import (
+    LOOPBACK,
+    access_options,
+    choose_address,
+    require_free_port,
+    run_server,
+)
 from rlx.errors import SpecError
 from rlx.launch import child_environment
 from rlx.text import escape_unprintable
@@ -19,7 +24,7 @@ SHUTDOWN_SECONDS = 5
 
 
 @click.command()
-@click.argument("target", metavar="RUN[@STEP]|MODEL", shell_complete=complete_run)
+@click.argument("target", metavar="RUN[@STEP]|MODEL")
 @overrides_option("KEY=VALUE", "Override a runner or sampler value, such as sampler.engine=vllm.")
 @click.option(
     "--max-tokens",
@@ -54,8 +59,6 @@ def serve(
         raise SpecError(f"--no-token: only on this machine's own address, not on {host}")
     require_free_port(address.host, address.port)
     os.environ.update(child_environment())  # before transformers is imported
-    import uvicorn
-
     from rlx.results import open_served_model
     from rlx.serving import Batcher, create_app
 
@@ -65,15 +68,9 @@ def serve(
         Batcher(opened.engine, max_rows=opened.max_rows, places=places) as batcher,
     ):
         app = create_app(opened.model, batcher.submit, address.token)
-        config = uvicorn.Config(
-            app, host=address.host, port=address.port, log_level="warning", lifespan="off",
-            server_header=False, timeout_graceful_shutdown=SHUTDOWN_SECONDS,
-        )  # fmt: skip
         base = address.link.partition("/?")[0]
         key = "..." if address.is_named else address.token or "none"
         name = escape_unprintable(opened.model.name)
         print_text(f"{name} on {base}/v1, {opened.engine.description}  (Ctrl-C to stop)", err=True)
         print_text(f"  OPENAI_BASE_URL={base}/v1 OPENAI_API_KEY={key}", err=True)
-        with suppress(KeyboardInterrupt):  # `uvicorn.run` would exit with 3 on an early interrupt
-            uvicorn.Server(config).run()
-    return 130  # only Ctrl-C ends it without an error
+        return run_server(app, address, SHUTDOWN_SECONDS)

@@ -5,12 +5,11 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
-from rlx.cli.groups import check_group, read_run_group, record_group, require_group_name
-from rlx.cli.output import print_text, print_warnings
+from rlx.cli.groups import GroupMember, read_run_group, record_group, require_group_name
+from rlx.cli.output import print_report, print_text
 from rlx.cli.verb_group import overrides_option
 from rlx.errors import EnvironmentFault, SpecError
 from rlx.importing import speed_up_imports
@@ -28,13 +27,9 @@ from rlx.launch import (
     start_experiment,
     start_job,
 )
-from rlx.plan import check_file, run_preflight_checks
-from rlx.spec.reading import LoadedSpec, label_refusal
+from rlx.spec.reading import LoadedSpec, format_diagnostic, label_refusal
 from rlx.text import escape_unprintable
-from rlx_registry import Registry, RunRecord
-
-if TYPE_CHECKING:
-    from rlx.cli.follow import GroupView
+from rlx_registry import RunRecord
 
 
 @click.command()
@@ -47,7 +42,7 @@ if TYPE_CHECKING:
 )
 @click.option("--again", is_flag=True, help="Run even if the same spec and seed already ran.")
 @click.option("-d", "--detach", is_flag=True, help="Return once the run has started.")
-@click.option("--queue", is_flag=True, help="Leave the run to `rlx resume --queued`.")
+@click.option("--queue", is_flag=True, help="Only record the run; `rlx resume` starts it.")
 @click.option("-q", "--quiet", is_flag=True, help="Print only the run's id.")
 @click.option("--no-rehearsal", is_flag=True, help="Skip the trial on synthetic rollouts.")
 @click.option("--anyway", is_flag=True, help="Train even if the first answers teach nothing.")
@@ -92,65 +87,41 @@ def submit(
     recorded, listed before the first starts, and run as devices become free. Repeat the command to
     run what is missing. `rlx compare` and `rlx runs --group` take the name of the group.
     """
+    is_group = seeds is not None or bool(grid)
+    if is_group and (again or detach or quiet):
+        raise SpecError("--again, --detach and --quiet are for single runs; a group has --queue")
+    if group is not None and not is_group:
+        raise SpecError("--group names the runs of --seeds or --grid: add one of them")
+    if group is not None:
+        require_group_name(group)
     if from_checkpoint is not None:
         overrides += (f"from_checkpoint={from_checkpoint}",)
-    if seeds is not None or grid:
-        if again or detach or quiet:
-            raise SpecError(
-                "--again, --detach and --quiet are for single runs; a group has --queue"
-            )
-        return _submit_group(
-            spec,
-            overrides,
-            seeds,
-            grid,
-            group=group,
-            at_once=at_once,
-            returns=queue,
-            rehearse=not no_rehearsal,
-            anyway=anyway,
-        )
-    if group is not None:
-        raise SpecError("--group names the runs of --seeds or --grid: add one of them")
-    return _submit_one(
-        spec,
-        overrides,
-        again=again,
-        detach=detach,
-        queue=queue,
-        quiet=quiet,
-        rehearse=not no_rehearsal,
-        anyway=anyway,
-    )
-
-
-def _submit_one(
-    spec: Path,
-    overrides: tuple[str, ...],
-    *,
-    again: bool,
-    detach: bool,
-    queue: bool,
-    quiet: bool,
-    rehearse: bool,
-    anyway: bool,
-) -> int:
-    read, plugins = check_file(spec, overrides)
-    url = registry_url(read)
-    (finished,) = [None] if again else find_finished_runs(url, [(read, plugins)])
-    if finished is not None:
-        print_text(finished.id) if quiet else _print_nothing_to_do(finished, spec, overrides)
+    members = read_run_group(spec, overrides, seeds, grid)
+    url = registry_url(members[0].read)
+    found: list[RunRecord | None] = [None]
+    if not again:
+        found = find_finished_runs(url, [one.experiment for one in members])
+    if not is_group and found[0] is not None:
+        print_text(found[0].id) if quiet else _print_nothing_to_do(found[0], spec, overrides)
         return 0
-    waits = queue or read.spec.runner.launcher.submits_jobs
-    print_warnings(plugins.warnings + run_preflight_checks(read, plugins, elsewhere=waits))
-    if rehearse:
+    if not all(found):
         with speed_up_imports():
-            from rlx.plan import run_rehearsal_checks  # imports torch
+            from rlx.api import check_submission
 
-        (warnings,) = run_rehearsal_checks([(read, plugins)], elsewhere=waits)
-        print_warnings(warnings)
-        plugins = replace(plugins, warnings=plugins.warnings + warnings)
+        waits = queue or (not is_group and members[0].read.spec.runner.launcher.submits_jobs)
+        experiments, warnings = check_submission(
+            [one.experiment for one in members], elsewhere=waits, rehearse=not no_rehearsal
+        )
+        members = [
+            replace(one, plugins=plugins)
+            for one, (_, plugins) in zip(members, experiments, strict=True)
+        ]
+        for warning in warnings:
+            print_report(format_diagnostic(warning))
+    if is_group:
+        return _submit_group(members, url, group, at_once=at_once, returns=queue, anyway=anyway)
     run, created, reason = None, False, None
+    read, plugins = members[0].experiment
     try:
         with open_registry(url, read_only=False) as registry, delay_interrupts():
             run, created = start_experiment(
@@ -204,8 +175,9 @@ def _print_started_run(run: RunRecord, read: LoadedSpec, reason: str | None) -> 
     )
     where, teacher = os.path.relpath(locate_run_folder(run).root), read.spec.model.reference
     look = f"rlx logs -f {run.id}   ·   rlx status {run.id}   ·   Ctrl-C detaches"
-    if run.status == "queued" and not is_job(run):
-        look = f"rlx resume --queued, here or where this folder is shared   ·   rlx stop {run.id}"
+    waits = run.status == "queued" and not is_job(run)
+    if waits:
+        look = f"rlx resume {run.id}   ·   rlx stop {run.id}"
     job = read_job_id(locate_run_folder(run))
     print_text(
         f"✓ {run.name}  seed {run.seed}  spec {run.digest}\n"
@@ -215,93 +187,62 @@ def _print_started_run(run: RunRecord, read: LoadedSpec, reason: str | None) -> 
         f"  files   {where}\n"
         + (f"  {read.spec.runner.launcher.kind:7} job {job}\n" if job else "")
         + (f"  new     {escape_unprintable(reason)}\n" if reason else "")
-        + f"  {'queued ' if '--queued' in look else 'watch  '} {look}"
+        + f"  {'queued ' if waits else 'watch  '} {look}"
     )
 
 
 def _submit_group(
-    spec: Path,
-    overrides: Sequence[str],
-    seeds: str | None,
-    grid: Sequence[str],
-    *,
+    members: Sequence[GroupMember],
+    url: str,
     group: str | None,
+    *,
     at_once: int,
     returns: bool,
-    rehearse: bool,
     anyway: bool,
 ) -> int:
     """Records the missing runs of a group, submits those that are jobs, shows all, and runs them.
 
     Args:
-        spec: file of the experiment.
-        overrides: overrides of every run.
-        seeds: text for `parse_seeds`; None takes the experiment's own seed.
-        grid: texts for `parse_grid`.
+        members: of the group.
+        url: of the registry.
         group: name of the group; None builds one from the experiment's name and what varies.
         at_once: number of runs at a time. Jobs are submitted at once.
         returns: only record the runs, and submit those that are jobs.
-        rehearse: as of `check_group`.
         anyway: as of `submit_run`.
 
     Returns:
         0 if every run has finished, or was only recorded; else 1.
 
     Raises:
-        SpecError: the options or the name of the group are invalid, or the name is taken.
-        InvalidSpec: a member is invalid; nothing is recorded then.
+        SpecError: the name of the group is taken.
     """
-    from rlx.cli.console import open_console
     from rlx.cli.follow import GroupView
     from rlx.cli.tables import describe_mlflow_page
 
-    if group is not None:
-        require_group_name(group)
-    members = read_run_group(spec, overrides, seeds, grid)
-    url = registry_url(members[0].read)
-    if not all(find_finished_runs(url, [(one.read, one.plugins) for one in members])):
-        members, warnings = check_group(members, elsewhere=returns, rehearse=rehearse)
-        print_warnings(warnings)
     with open_registry(url, read_only=False) as registry:
         name, runs = record_group(registry, members, group, anyway=anyway)
         print_text(f"group {name}")
-        _submit_jobs(registry, runs, url)
-        view = GroupView(registry, name, members, runs)
-        ids = list(dict.fromkeys(run.id for run in runs))
+        for run in runs:
+            try:
+                with delay_interrupts():
+                    start_job(registry, run, url)
+            except EnvironmentFault as fault:  # such as a limit on jobs
+                again = "repeat the command to submit it and what follows it"
+                print_text(f"{fault}; {again}", err=True)
+                break
+        cells = {run.id: member.cell for run, member in zip(runs, members, strict=True)}
+        view = GroupView(registry, name, cells)
         if not returns:
-            _follow_runs(registry, url, at_once, ids, view)
-        open_console().print(view.build_table())
+            advice = "Ctrl-C leaves runs running; repeat the command to run what is missing"
+            print_text(advice, err=True)
+            look = view.print_changes
+            run_queue(registry, url, list(cells), at_once, report=print_text, look=look)
+            view.print_changes()
+        view.print_table()
         if returns:
             return 0
-        ended = find_runs(registry, ids)
+        ended = find_runs(registry, list(cells))
     print_text(f"compare them:  rlx compare {name}")
     if mlflow := describe_mlflow_page(ended, [name]):
         print_text(f"in MLflow:     {mlflow}")
-    return int([run.status for run in ended] != ["finished"] * len(ids))
-
-
-def _submit_jobs(registry: Registry, runs: Sequence[RunRecord], url: str) -> None:
-    """Submits the runs that are jobs and have none; a refusal is reported, and ends it."""
-    for run in runs:
-        try:
-            with delay_interrupts():
-                start_job(registry, run, url)
-        except EnvironmentFault as fault:  # such as a limit on jobs
-            print_text(f"{fault}; repeat the command to submit it and what follows it", err=True)
-            return
-
-
-def _follow_runs(
-    registry: Registry, url: str, at_once: int, ids: Sequence[str], view: "GroupView"
-) -> None:
-    """Runs what is missing, with a line for each change."""
-    print_text("Ctrl-C leaves runs running; repeat the command to run what is missing", err=True)
-    look = view.print_changes
-    run_queue(registry, url, at_once, once=True, only=set(ids), report=_print_problem, look=look)
-    look()
-
-
-def _print_problem(text: str, *, err: bool = False) -> None:
-    """Prints why a run is skipped; the view shows which are taken."""
-    if err:
-        print_text(text, err=True)
+    return int([run.status for run in ended] != ["finished"] * len(cells))

@@ -13,7 +13,7 @@ from rlx.cli.console import build_table, open_console
 from rlx.launch import locate_run_folder
 from rlx.record import find_mlflow_link
 from rlx.text import escape_unprintable
-from rlx_registry import EvaluationRecord, Registry, RunRecord, is_idle
+from rlx_registry import FIGURES, EvaluationRecord, Registry, RunRecord, is_idle
 
 if TYPE_CHECKING:  # slow to import, and few runs have probes
     from rlx.probe import RecordedProbe
@@ -22,31 +22,12 @@ if TYPE_CHECKING:  # slow to import, and few runs have probes
 WARM_START_LOSS = "warm_start/loss"
 CPU_PARTS = ("sample", "score", "learn", "record", "evaluate", "rest")
 """Parts of a run's work, as the names of its metrics have them."""
-SUMMARY_ROWS = (
-    ("accuracy", "accuracy", "higher is better"),
-    ("brier", "Brier score", "lower is better"),
-    ("brier_recalibrated", "  recalibrated out of fold", "near Brier: calibrated"),
-    ("base_rate_brier", "  of a constant, the accuracy", "what Brier must beat"),
-    ("stratum_brier", "  knowing only the stratum", "what Brier must beat"),
-    ("auroc", "AUROC", "higher is better"),
-    ("auroc_one_bit", "  of at least .5, yes or no", "below AUROC: more than one bit"),
-    ("stratum_auroc", "  knowing only the stratum", "what AUROC must beat"),
-    ("within_auroc", "  among problems of one kind", "above 0.5: it knows more than the kind"),
-    ("ece", "ECE, 10 bins", "lower is better"),
-    ("ece_debiased", "  without small-sample bias", "lower is better"),
-    ("mean_confidence", "mean confidence", "near accuracy"),
-    ("alike_share", "all confidences alike", "1 is a frozen policy"),
-    (
-        "unparsable",
-        "unparsable confidences",
-        "count as the worst; no figures if under 10 % can be read",
-    ),
-)
 
 
-def show_run_summary(registry: Registry, run: RunRecord, console: Console) -> None:
+def show_run_summary(registry: Registry, run: RunRecord) -> None:
     """Prints held-out metrics before training, at the ends of phases and after it, the reliability
     diagram, and paths."""
+    console = open_console()
     records = _select_compared_evaluations(run, registry.results.evaluations(run.id, "held_out"))
     evaluations = {column: record.metrics for column, record in records.items()}
     after = evaluations.get("after", {})
@@ -56,18 +37,26 @@ def show_run_summary(registry: Registry, run: RunRecord, console: Console) -> No
     heads = ["before", *(c for c in evaluations if c not in ("before", "after")), "after"]
     columns = [_add_base_rate(evaluations.get(head, {})) for head in heads]
     names = (escape_unprintable(head) for head in heads)
-    table = build_table("", *names, "change", Column(""), padding=(0, 2, 0, 0))
-    for name, label, meaning in SUMMARY_ROWS:
-        if columns[-1].get(name) is not None:
+    table = build_table("", *names, "change", Column(""))
+    for name, title, meaning in FIGURES:
+        if meaning and columns[-1].get(name) is not None:
             cells = _format_change_cells([found.get(name) for found in columns])
-            table.add_row(label, *cells, meaning)
+            table.add_row(title, *cells, meaning)
     strata = [found.get("by_stratum") or {} for found in columns]
     for stratum, figures in strata[-1].items():
-        for name, label in (("accuracy", "accuracy"), ("auroc", "AUROC")):
+        for name, title in (("accuracy", "accuracy"), ("auroc", "AUROC")):
             if name == "accuracy" or name in figures:
                 values = [found.get(stratum, {}).get(name) for found in strata]
-                table.add_row(f"{stratum}: {label}", *_format_change_cells(values))
-    _add_suite_rows(registry, run, heads, table)
+                table.add_row(f"{stratum}: {title}", *_format_change_cells(values))
+    suites: dict[str, list[EvaluationRecord]] = {}
+    for one in registry.results.evaluations(run.id, with_payload=False):
+        suites.setdefault(one.suite, []).append(one)
+    for suite, found in suites.items():  # the other held-out sets, and greedy decoding
+        if suite != "held_out" and not suite.startswith("probe/"):
+            own = _select_compared_evaluations(run, found)
+            accuracy = [own[head].metrics["accuracy"] if head in own else None for head in heads]
+            label = " ".join(filter(None, suite.removeprefix("held_out").split(".", 1)))
+            table.add_row(f"{label}: accuracy", *_format_change_cells(accuracy), "")
     if "environment" in after:
         _add_environment_rows(columns, table)
     console.print(table)
@@ -75,22 +64,21 @@ def show_run_summary(registry: Registry, run: RunRecord, console: Console) -> No
         from rlx.evaluation import render_reliability_text
 
         console.print(render_reliability_text(after, width=min(80, max(60, console.width))))
-    _show_run_probes(registry, run, console)
+    if any(suite.startswith("probe/") for suite in suites):
+        from rlx.record import recorded_probes
+
+        show_probes(recorded_probes(registry, run.id))
     events = registry.results.events(run.id)
     for warning in dict.fromkeys(e.message for e in events if e.level == "warning"):
         console.print(f"! {escape_unprintable(warning)}", style="yellow")
     if is_idle(idle := registry.queries.idle_steps([run.id])[run.id], run.step):
         console.print(f"! no gradient in the last {idle} of {run.step} steps", style="yellow")
-    used = [e.payload or {} for e in events if e.kind == "resources"]
     if curve := registry.results.metrics(run.id, [WARM_START_LOSS]).get(WARM_START_LOSS):
         (_, first), (steps, last) = curve[0], curve[-1]
         console.print(f"warm      {steps} steps of warm start, loss {first:.3f} → {last:.3f}")
     run = registry.run(run.id)  # MLflow may have it only since its supervisor has ended
-    total = sum(float(u["cpu_seconds"]) for u in used) if used else None
-    parts = sum_cpu_seconds(registry, run.id)
-    if total is not None and parts and (run.spec.get("runner") or {}).get("ranks") == 1:
-        parts["start"] = max(total - sum(parts.values()), 0.0)
-    _show_run_locations(run, total, parts, console)
+    used = [float((e.payload or {})["cpu_seconds"]) for e in events if e.kind == "resources"]
+    _show_run_locations(run, used, _sum_cpu_seconds(registry, run.id), console)
 
 
 def _add_base_rate(figures: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -120,7 +108,7 @@ def _select_compared_evaluations(
     return columns
 
 
-def sum_cpu_seconds(registry: Registry, run_id: str) -> dict[str, float]:
+def _sum_cpu_seconds(registry: Registry, run_id: str) -> dict[str, float]:
     """CPU seconds of a run's first rank by part of its work: all steps and evaluations together.
     Empty for runs of earlier versions."""
     names = {f"perf/cpu_{part}_s": part for part in CPU_PARTS}
@@ -130,21 +118,6 @@ def sum_cpu_seconds(registry: Registry, run_id: str) -> dict[str, float]:
         for name, part in names.items()
         if curves.get(name)
     }
-
-
-def _add_suite_rows(
-    registry: Registry, run: RunRecord, columns: Sequence[str], table: Table
-) -> None:
-    """Adds the accuracy on the other held-out sets, and with greedy decoding."""
-    found = registry.results.evaluations(run.id, with_payload=False)
-    for suite in dict.fromkeys(e.suite for e in found):
-        if suite == "held_out" or suite.startswith("probe/"):
-            continue
-        own = _select_compared_evaluations(run, [e for e in found if e.suite == suite])
-        accuracy = [own[c].metrics["accuracy"] if c in own else None for c in columns]
-        name, _, how = suite.removeprefix("held_out").partition(".")
-        label = " ".join(part for part in (name, how) if part)
-        table.add_row(f"{label}: accuracy", *_format_change_cells(accuracy), "")
 
 
 def _add_environment_rows(columns: Sequence[Mapping[str, Any]], table: Table) -> None:
@@ -157,14 +130,6 @@ def _add_environment_rows(columns: Sequence[Mapping[str, Any]], table: Table) ->
                 label = name.removeprefix("info/").replace("_", " ").strip()
                 cells = _format_change_cells([found.get(name) for found in sections])
                 table.add_row(label, *cells, "")
-
-
-def _show_run_probes(registry: Registry, run: RunRecord, console: Console) -> None:
-    suites = {e.suite for e in registry.results.evaluations(run.id, with_payload=False)}
-    if any(suite.startswith("probe/") for suite in suites):
-        from rlx.record import recorded_probes
-
-        show_probes(recorded_probes(registry, run.id), console)
 
 
 def _describe_sample_size(record: EvaluationRecord | None) -> str:
@@ -191,19 +156,26 @@ def _format_change_cells(values: Sequence[float | None]) -> tuple[str, ...]:
 
 
 def _show_run_locations(
-    run: RunRecord, cpu_seconds: float | None, parts: Mapping[str, float], console: Console
+    run: RunRecord, used: Sequence[float], parts: dict[str, float], console: Console
 ) -> None:
+    """Prints what a run took, and where its files and pages are.
+
+    Args:
+        used: CPU seconds of each attempt.
+        parts: CPU seconds of the first rank, by part of its work.
+    """
     from rlx.record import list_tracker_pages
 
-    root = locate_run_folder(run).root
     seconds = (run.ended or 0) - (run.started or 0)
-    used = "" if cpu_seconds is None else f", {cpu_seconds:.0f} CPU-s"
-    lines = [f"took      {seconds:.0f} s{used}"]
+    lines = [f"took      {seconds:.0f} s" + (f", {sum(used):.0f} CPU-s" if used else "")]
+    if used and parts and (run.spec.get("runner") or {}).get("ranks") == 1:
+        parts |= {"start": max(sum(used) - sum(parts.values()), 0.0)}
     if parts:
         shares = [f"{part} {value:.1f}" for part, value in parts.items()]
         lines.append(f"CPU-s     {', '.join(shares)}")
     lines += [
-        f"files     {os.path.relpath(root)}/   model/ rollouts/ spec.yaml run.log",
+        f"files     {os.path.relpath(locate_run_folder(run).root)}/   "
+        "model/ rollouts/ spec.yaml run.log",
         f"look      rlx samples {run.id}   ·   rlx status {run.id}   ·   rlx web",
         f"plots     rlx status {run.id} --pictures",
     ]
@@ -230,57 +202,11 @@ def describe_mlflow_page(runs: Sequence[RunRecord], names: Sequence[str]) -> str
     return shlex.join(["rlx", "web", "--mlflow", *names]) if link.store else link.url
 
 
-SUITE_ROWS = (
-    ("accuracy", "accuracy"),
-    ("mean confidence", "mean_confidence"),
-    ("signed gap", "signed_gap"),
-    ("Brier", "brier"),
-    ("Brier, recalibrated", "brier_recalibrated"),
-    ("Brier of the stratum alone", "stratum_brier"),
-    ("Brier skill", "brier_skill"),
-    ("NLL (clipped)", "nll"),
-    ("ECE, 10 bins", "ece"),
-    ("ECE, debiased", "ece_debiased"),
-    ("ECE, 15 bins", "ece_15"),
-    ("ECE, equal mass", "ece_mass"),
-    ("MCE", "mce"),
-    ("AUROC", "auroc"),
-    ("AUROC of at least .5", "auroc_one_bit"),
-    ("AUROC of the stratum alone", "stratum_auroc"),
-    ("AUROC within strata", "within_auroc"),
-    ("AUPRC of errors", "auprc_error"),
-    ("AURC", "aurc"),
-    ("E-AURC", "e_aurc"),
-    ("accuracy at 50 % coverage", "accuracy_at.0.5"),
-    ("accuracy at 80 % coverage", "accuracy_at.0.8"),
-    ("accuracy at 90 % coverage", "accuracy_at.0.9"),
-    ("coverage at 5 % risk", "coverage_at.0.05"),
-    ("coverage at 10 % risk", "coverage_at.0.1"),
-    ("readable confidences", "readable_share"),
-    ("distinct confidences", "distinct_share"),
-    ("within .01 of 0 or 1", "extreme_share"),
-    ("siblings all alike", "alike_share"),
-    ("cut short", "truncated"),
-)
-"""Label and figure of each table row."""
-
-
-COLUMN_PADDING = (0, 2, 0, 0)
-
-
-def get_suite_figure(figures: Mapping[str, Any], name: str) -> float | None:
+def _get_suite_figure(figures: Mapping[str, Any], name: str) -> float | None:
     """Returns a figure by its path, such as `accuracy_at.0.5`; None if absent."""
     first, _, rest = name.partition(".")
     found = figures.get(first)
-    if rest:
-        found = (found or {}).get(rest)
-    return found
-
-
-def get_figure_interval(figures: Mapping[str, Any], name: str) -> tuple[float, float] | None:
-    """Returns the 95 % interval of a figure over problems; None if absent."""
-    found = (figures.get("intervals") or {}).get(name)
-    return None if found is None else (found[0], found[1])
+    return (found or {}).get(rest) if rest else found
 
 
 def show_suite(suite: "SuiteSpec", figures: Mapping[str, Mapping[str, Any]]) -> None:
@@ -295,20 +221,28 @@ def show_suite(suite: "SuiteSpec", figures: Mapping[str, Mapping[str, Any]]) -> 
         style="bold",
     )
     heads = (f"{escape_unprintable(name)}\n{f['distribution']}" for name, f in figures.items())
-    table = build_table(Column("", no_wrap=True), *heads, padding=COLUMN_PADDING)
-    for label, name in (("problems", "problems"), ("answers", "n")):
-        table.add_row(label, *(str(found[name]) for found in figures.values()))
-    for label, place in SUITE_ROWS:
-        if any(get_suite_figure(found, place) is not None for found in figures.values()):
-            table.add_row(label, *(_format_figure_cell(found, place) for found in figures.values()))
+    table = build_table(Column("", no_wrap=True), *heads)
+    for title, name in (("problems", "problems"), ("answers", "n")):
+        table.add_row(title, *(str(found[name]) for found in figures.values()))
+    for name, title, _ in FIGURES:
+        if any(_get_suite_figure(found, name) is not None for found in figures.values()):
+            table.add_row(title, *(_format_figure_cell(found, name) for found in figures.values()))
     console.print(table)
     scaled = {name: f["scaling"] for name, f in figures.items() if f["scaling"]}
-    if scaled:
-        console.print(_build_vote_table(scaled))
+    if not scaled:
+        return
+    rules = ("pass_at", "majority", "weighted", "most_confident", "vote_share_ece")
+    named = ("k", "pass@k", "majority", "by confidence", "most confident", "vote ECE")
+    votes = build_table(Column("", no_wrap=True), *named)
+    for name, scaling in scaled.items():
+        for i, k in enumerate(scaling["k"]):
+            cells = ["–" if scaling[r] is None else f"{scaling[r][i]:.3f}" for r in rules]
+            votes.add_row("" if i else escape_unprintable(name), str(k), *cells)
+    console.print(votes)
 
 
-def _format_figure_cell(figures: Mapping[str, Any], place: str) -> str:
-    value, interval = get_suite_figure(figures, place), get_figure_interval(figures, place)
+def _format_figure_cell(figures: Mapping[str, Any], name: str) -> str:
+    value, interval = _get_suite_figure(figures, name), (figures.get("intervals") or {}).get(name)
     if value is None:
         return "–"
     if interval is None:
@@ -316,30 +250,19 @@ def _format_figure_cell(figures: Mapping[str, Any], place: str) -> str:
     return f"{value:.3f} ±{max(value - interval[0], interval[1] - value):.3f}"
 
 
-def _build_vote_table(scaled: Mapping[str, Mapping[str, Any]]) -> Table:
-    heads = ("k", "pass@k", "majority", "by confidence", "most confident", "vote ECE")
-    table = build_table(Column("", no_wrap=True), *heads, padding=COLUMN_PADDING)
-    rules = ("pass_at", "majority", "weighted", "most_confident", "vote_share_ece")
-    for name, scaling in scaled.items():
-        for i, k in enumerate(scaling["k"]):
-            cells = ["–" if scaling[r] is None else f"{scaling[r][i]:.3f}" for r in rules]
-            table.add_row("" if i else escape_unprintable(name), str(k), *cells)
-    return table
-
-
 PROBE_SHARES = (0.0, 0.5, 1.0)
 """Shares of the reasoning at which the table shows `mc_p_correct`."""
 
 
-def show_probes(probes: "Sequence[RecordedProbe]", console: Console) -> None:
+def show_probes(probes: "Sequence[RecordedProbe]") -> None:
     """Prints the probes of one run or model: a table per suite, and a line on stated confidence.
 
     Args:
         probes: ordered by step; the line is about the last one with stated confidences.
-        console: the console to print to.
     """
     from rlx.probe import agreement_line, compute_agreement
 
+    console = open_console()
     suites: dict[str, list[RecordedProbe]] = {}
     for probe in probes:
         suites.setdefault(probe.suite, []).append(probe)
@@ -356,11 +279,12 @@ def show_probes(probes: "Sequence[RecordedProbe]", console: Console) -> None:
 def _build_probe_steps_table(steps: "Sequence[RecordedProbe]") -> Table:
     from rlx.probe import GRID
 
-    suite, settings = (
-        escape_unprintable(steps[-1].suite),
-        _describe_probe_settings(steps[-1].figures["settings"]),
+    settings = steps[-1].figures["settings"]
+    title = (
+        f"probe {escape_unprintable(steps[-1].suite)}: mc_p_correct by share of reasoning\n"
+        f"{settings['samples']} samples a point, cut by {settings['cut']['by']}, "
+        f"seed {settings['seed']}"
     )
-    title = f"probe {suite}: mc_p_correct by share of reasoning\n{settings}"
     heads = [f"\nat {share:g}" for share in PROBE_SHARES]
     headings = ("\nstep", *heads, "area over\nsame", "whole\nright", "\nwrapped", "\nproblems")
     table = build_table(*headings, title=title)
@@ -385,8 +309,3 @@ def _format_band_cell(band: Mapping[str, Any]) -> Text:
         return Text("–")
     interval = f"{band['low']:.2f}–{band['high']:.2f}"
     return Text.assemble(f"{band['mean']:.3f}\n", (interval, "dim"))
-
-
-def _describe_probe_settings(settings: Any) -> str:
-    cut = settings["cut"]["by"]
-    return f"{settings['samples']} samples a point, cut by {cut}, seed {settings['seed']}"

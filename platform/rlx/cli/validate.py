@@ -1,7 +1,7 @@
 """`rlx validate`: checks experiments without running them; shows their values and their schema."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -103,22 +103,18 @@ def _print_spec_outcome(path: Path, outcome: Outcome) -> None:
     )
 
 
-def _list_spec_diagnostics(outcome: Outcome) -> tuple[Diagnostic, ...]:
-    if isinstance(outcome, InvalidSpec):
-        return outcome.diagnostics
-    if isinstance(outcome, RlxError):
-        return (Diagnostic(kind="file", message=str(outcome)),)
-    return outcome[1].warnings
-
-
 def _build_outcome_json(path: Path, outcome: Outcome) -> dict[str, Any]:
-    diagnostics = [found.to_json() for found in _list_spec_diagnostics(outcome)]
     entry: dict[str, Any] = {"file": str(path), "ok": not isinstance(outcome, RlxError)}
+    found: Sequence[Diagnostic]
     if isinstance(outcome, RlxError):
-        return entry | {"exit_code": outcome.exit_code, "diagnostics": diagnostics}
-    read, plugins = outcome
-    digest = plugins.compute_digest(read.spec)
-    return entry | {"exit_code": 0, "digest": digest, "diagnostics": diagnostics}
+        entry["exit_code"] = outcome.exit_code
+        file = Diagnostic(kind="file", message=str(outcome))
+        found = outcome.diagnostics if isinstance(outcome, InvalidSpec) else [file]
+    else:
+        read, plugins = outcome
+        entry |= {"exit_code": 0, "digest": plugins.compute_digest(read.spec)}
+        found = plugins.warnings
+    return entry | {"diagnostics": [one.to_json() for one in found]}
 
 
 def _write_schema(output: Path | None) -> None:
@@ -174,9 +170,13 @@ def show_values(shown: ShownExperiment, *, as_json: bool) -> None:
 def _collect_values(read: LoadedSpec, plugins: ExperimentPlugins) -> ShownExperiment:
     tree = read.spec.dump_resolved()
     values, origins = dict(list_leaf_values(tree)), dict(read.origins)
-    for at, value in _plugin_defaults(plugins).items():
+    profile = read.spec.credit.profile
+    for at, value in _list_plugin_defaults(plugins):
         if at not in values:
-            values[at], origins[at] = value, _describe_default_origin(at, read.spec)
+            section, *_, option = at.split(".")
+            by_profile = section in ("estimator", "mask") and option in PROFILES[profile]
+            values[at] = value
+            origins[at] = f"profile {profile}" if by_profile else "plugin default"
     return ShownExperiment(tree, plugins.compute_digest(read.spec), values, origins, read.spec.seed)
 
 
@@ -188,16 +188,8 @@ def collect_run_values(run: RunRecord) -> ShownExperiment:
     return ShownExperiment(run.spec, run.digest, values, origins, run.seed)
 
 
-def _describe_default_origin(path: str, spec: ExperimentSpec) -> str:
-    """Returns the origin of a plugin option that the YAML leaves out."""
-    section, *_, option = path.split(".")
-    profile = spec.credit.profile
-    by_profile = section in ("estimator", "mask") and option in PROFILES[profile]
-    return f"profile {profile}" if by_profile else "plugin default"
-
-
-def _plugin_defaults(plugins: ExperimentPlugins) -> dict[str, Any]:
-    """Returns every option of every plugin, by its path in YAML."""
+def _list_plugin_defaults(plugins: ExperimentPlugins) -> Iterator[tuple[str, Any]]:
+    """Yields every option of every plugin, by its path in YAML."""
     rewards = {f"rewards.{s}.{name}": made for (s, name), made in plugins.rewards.items()}
     places = {"task": plugins.task, **rewards, "mask": plugins.mask, "estimator": plugins.estimator}
     for origin, plugin in zip(plugins.provenance, plugins.named, strict=True):
@@ -205,24 +197,15 @@ def _plugin_defaults(plugins: ExperimentPlugins) -> dict[str, Any]:
             places["credit.placement"] = plugin
     if plugins.environment is not None:
         places["rollout.environment"] = plugins.environment
-    return dict(o for place, plugin in places.items() for o in _list_plugin_options(place, plugin))
+    for place, plugin in places.items():
+        yield from _list_plugin_options(place, plugin)
 
 
 def _list_plugin_options(place: str, plugin: Plugin) -> Iterator[tuple[str, Any]]:
     """Yields path and value of the options of a plugin and of the plugins nested in it."""
-    yield from _flatten_options(plugin.model_dump(mode="json", by_alias=True), f"{place}.")
+    for path, value in list_leaf_values(plugin.model_dump(mode="json", by_alias=True)):
+        if path:
+            yield f"{place}.{path}", value
     for option in plugin.nested:
         for key, held in plugin.inner(option).items():
             yield from _list_plugin_options(f"{place}.{option}.{key}", held)
-
-
-def _flatten_options(options: dict[str, Any], before: str = "") -> list[tuple[str, Any]]:
-    flat = []
-    for key, value in options.items():
-        path = f"{before}{key}"
-        flat += (
-            _flatten_options(value, f"{path}.")
-            if isinstance(value, dict) and value
-            else [(path, value)]
-        )
-    return flat

@@ -10,21 +10,17 @@ from contextlib import suppress
 from importlib import import_module
 from io import StringIO
 from itertools import pairwise
-from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import click
-from click.shell_completion import CompletionItem
 
 import rlx
 from rlx.cli.output import print_json, print_report, print_text
 from rlx.errors import RlxError
+from rlx.home import DEFAULT_REGISTRY
 from rlx.text import escape_unprintable, redact_passwords, redact_values
 
 Command = TypeVar("Command", bound=Callable[..., Any])
-DEFAULT_REGISTRY = "sqlite:///{home}/registry.db"
-RUNS_OFFERED = 200
-"""Newest runs that a shell offers."""
 registry_option = click.option(
     "--registry",
     "url",
@@ -43,34 +39,6 @@ def overrides_option(
     return click.option("--set", "overrides", multiple=True, metavar=metavar, help=help)
 
 
-def complete_run(
-    context: click.Context, parameter: click.Parameter, incomplete: str
-) -> list[CompletionItem]:
-    """Offers the newest runs by their ids, and `latest`; nothing without a registry."""
-    from rlx.launch import get_registry_url, open_registry
-
-    offered = [CompletionItem("latest", help="the newest run")]
-    with suppress(RlxError), open_registry(get_registry_url(context.params.get("url"))) as registry:
-        offered += [
-            CompletionItem(row.id, help=f"{row.name} seed {row.seed} {row.effective_status}")
-            for row in registry.queries.run_rows()[:RUNS_OFFERED]
-        ]
-    return [item for item in offered if str(item.value).startswith(incomplete)]
-
-
-def complete_plugin(
-    context: click.Context, parameter: click.Parameter, incomplete: str
-) -> list[CompletionItem]:
-    """Offers the installed plugins by their names."""
-    from rlx.discovery import list_installed_plugins
-
-    return [
-        CompletionItem(found.name, help=f"{found.kind} of {found.source}")
-        for found in list_installed_plugins()
-        if found.name.startswith(incomplete)
-    ]
-
-
 VERBS = {
     "new": ("new:new", "Write an example experiment."),
     "validate": ("validate:validate", "Report every error in experiment files."),
@@ -85,7 +53,7 @@ VERBS = {
     "eval": ("evaluate:evaluate", "Evaluate a model: accuracy, calibration, use of reasoning."),
     "score": ("score:score", "Score a file of responses with any reward."),
     "stop": ("resume:stop", "Stop a run; its records stay."),
-    "resume": ("resume:resume", "Resume a run from its newest checkpoint; run what is queued."),
+    "resume": ("resume:resume", "Resume a run from its newest checkpoint."),
     "check": ("check:check", "Check this machine, a run's records, or resuming; repair."),
     "rm": ("runs:remove", "Remove runs that have ended, or parts of them."),
     "export": ("export:export", "Write a run's model in the Hugging Face layout."),
@@ -104,7 +72,7 @@ FORMER_VERBS = {
     "show": "validate --values",
     "sync": "check --repair",
     "verify-resume": "check --kills",
-    "worker": "resume --queued",
+    "worker": "submit --at-once",
 }
 """Verbs of earlier versions, and what does their work now."""
 OTHER_WORDS = {
@@ -122,9 +90,9 @@ OTHER_WORDS = {
 class SuggestingGroup(click.Group):
     """A click group that suggests the nearest verb for an unknown one."""
 
-    other_words: Mapping[str, str] = MappingProxyType({})
+    other_words: ClassVar[Mapping[str, str]] = {}
     """Words that are no verbs, and the verb that is meant."""
-    former_verbs: Mapping[str, str] = MappingProxyType({})
+    former_verbs: ClassVar[Mapping[str, str]] = {}
     """Words that were verbs, and what replaces them."""
 
     def resolve_command(
@@ -135,7 +103,6 @@ class SuggestingGroup(click.Group):
             ctx.fail(f"`rlx {args[0]}` is now `rlx {self.former_verbs[args[0]]}`")
         if args and args[0] not in verbs and not args[0].startswith("-"):
             from rlx.spec.reading import did_you_mean
-            from rlx.text import escape_unprintable
 
             near = did_you_mean(args[0], [*verbs, *self.other_words])
             hint = f" There are: {', '.join(verbs)}."
@@ -182,7 +149,8 @@ def run_guarded(
             `{"error": {"kind", "message", "exit_code", ...}}`.
         interrupts: not empty once an interrupt came, which an error may be the result of.
     """
-    as_json = _wants_json(arguments)
+    flags = {"--json", "--format=json"} & set(arguments)
+    as_json = bool(flags) or ("--format", "json") in pairwise(arguments)
     try:
         result = command.main(list(arguments), prog_name="rlx", standalone_mode=False)
         sys.stdout.flush()
@@ -271,11 +239,6 @@ def _report_bug(error: Exception, as_json: bool) -> int:
         print_text(f"unexpected error, perhaps a bug in rlx: {line}\n  {where}", err=True)
         _print_debug_traceback(error)
     return 1
-
-
-def _wants_json(arguments: Sequence[str]) -> bool:
-    flags = {"--json", "--format=json"} & set(arguments)
-    return bool(flags) or ("--format", "json") in pairwise(arguments)
 
 
 def _print_json(value: dict[str, Any]) -> bool:

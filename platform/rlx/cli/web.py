@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import reduce
@@ -18,9 +18,9 @@ from typing import Any
 import click
 
 from rlx.cli.output import print_text
-from rlx.cli.verb_group import Command, complete_run, registry_option
+from rlx.cli.verb_group import Command, registry_option
 from rlx.descendants import die_with_parent
-from rlx.errors import EnvironmentFault, RlxError, SpecError
+from rlx.errors import EnvironmentFault, SpecError
 from rlx.launch import create_missing_registry, open_registry
 from rlx.spec import TrackingSpec
 from rlx.text import escape_unprintable
@@ -28,11 +28,6 @@ from rlx.text import escape_unprintable
 DASHBOARD_PORT, MLFLOW_PORT = 8711, 5000
 POLL_SECONDS = 0.2
 """Seconds between two looks whether MLflow answers."""
-RUNS_SEARCHED = 50
-"""Newest runs among which one is looked for that MLflow's store has."""
-
-
-PORT = click.IntRange(1, 65535)
 TOKEN = "RLX_WEB_TOKEN"
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 EVERYWHERE = ("0.0.0.0", "::")
@@ -64,22 +59,15 @@ class ServerAddress:
         shown = "..." if self.is_named else self.token
         return f"http://{host}:{self.port}" + (f"/?token={shown}" if self.token else "")
 
-    def print_link(self, server: str, powers: str, page: str = "") -> None:
-        """Prints the address to stderr, and without a token what others can do.
-
-        Args:
-            server: what is served.
-            powers: what everyone can do who can connect.
-            page: fragment of the page to open, if it is not the first.
-        """
+    def print_link(self) -> None:
+        """Prints the dashboard's address to stderr, and without a token what others can do."""
         if self.token is None:
             print_text(
                 f"warning: --no-token: everyone who can connect to port {self.port}, such as every "
-                f"user of this machine, {powers}",
+                "user of this machine, can read every rollout, and stop runs",
                 err=True,
             )
-        link = f"{self.link}/" if page and not self.token else self.link
-        print_text(f"{server} on {link}{page}  (Ctrl-C to stop)", err=True)
+        print_text(f"dashboard on {self.link}  (Ctrl-C to stop)", err=True)
 
 
 def access_options(ports: str, anyone: str) -> Callable[[Command], Command]:
@@ -93,7 +81,7 @@ def access_options(ports: str, anyone: str) -> Callable[[Command], Command]:
         click.option(
             "--host", default="127.0.0.1", show_default=True, help="The address to listen on."
         ),
-        click.option("--port", type=PORT, help=ports),
+        click.option("--port", type=click.IntRange(1, 65535), help=ports),
         click.option(
             "--token",
             envvar=TOKEN,
@@ -107,21 +95,14 @@ def access_options(ports: str, anyone: str) -> Callable[[Command], Command]:
 
 
 @click.command()
-@click.argument("runs", nargs=-1, metavar="[RUN|GROUP|NAME]...", shell_complete=complete_run)
+@click.argument("runs", nargs=-1, metavar="[RUN|GROUP|NAME]...")
 @click.option("--mlflow", is_flag=True, help="Serve MLflow's UI with the mirrored runs.")
 @access_options("8711 by default, and 5000 with --mlflow.", "Let in everyone who can connect.")
 @click.option(
     "--name", "names", multiple=True, metavar="HOST", help="Another host name of this machine."
 )
-@click.option(
-    "--uri",
-    envvar="MLFLOW_BACKEND_STORE_URI",
-    help="With --mlflow: URI of the store; by default that of the named runs, or the one in "
-    "RLX_HOME. One with a password belongs in MLFLOW_BACKEND_STORE_URI: other users of this "
-    "machine can see a command line.",
-)
 @registry_option
-def web(runs: tuple[str, ...], mlflow: bool, uri: str | None, url: str, **options: Any) -> int:
+def web(runs: tuple[str, ...], mlflow: bool, url: str, **options: Any) -> int:
     """Serve the dashboard: runs, rollouts, and per-token credit.
 
     Every reader needs the token, a random one by default: open the printed address once. The
@@ -129,14 +110,26 @@ def web(runs: tuple[str, ...], mlflow: bool, uri: str | None, url: str, **option
     created. Traffic is not encrypted: use a reverse proxy on an untrusted network.
 
     With --mlflow, the printed address opens MLflow's page of the named RUN or the comparison of
-    several, and without names the curves of the newest run's experiment. MLflow itself has no
-    token: everyone who can connect to its port can read, change and delete its runs.
+    several, and without names the list of experiments. Its store is that of the named runs, or the
+    one in RLX_HOME, or MLFLOW_BACKEND_STORE_URI. MLflow itself has no token: everyone who can
+    connect to its port can read, change and delete its runs.
     """
     if mlflow:
-        return serve_mlflow(runs, uri, url, options["host"], options["port"] or MLFLOW_PORT)
+        return _serve_mlflow(runs, url, options["host"], options["port"] or MLFLOW_PORT)
     if runs:
         raise SpecError("name runs with --mlflow; the dashboard shows every run")
-    return serve_dashboard(url, options)
+    from rlx.home import tracking_url
+    from rlx.record import find_mlflow_link
+    from rlx_web import Access, create_app
+
+    address = choose_address(DASHBOARD_PORT, **options)
+    create_missing_registry(url)
+    with open_registry(url):
+        pass
+    require_free_port(address.host, address.port)
+    address.print_link()
+    app = create_app(tracking_url(url), Access(address.token, address.names), find_mlflow_link)
+    return run_server(app, address)
 
 
 def choose_address(
@@ -163,63 +156,51 @@ def choose_address(
         raise SpecError(
             f"--name {escape_unprintable(odd[0])}: a host's name, without scheme or port"
         )
-    chosen = None if is_open else token or secrets.token_urlsafe(24)
-    return ServerAddress(
-        host,
-        port or default_port,
-        chosen,
-        frozenset(_list_host_names(host, names)),
-        token is not None,
-    )
-
-
-def _list_host_names(host: str, names: tuple[str, ...]) -> Iterator[str]:
-    """Yields every host name that requests to this machine may use."""
-    yield from (name.lower() for name in (*LOOPBACK, host, *names))
+    served = [name.lower() for name in (*LOOPBACK, host, *names)]
     if host in EVERYWHERE:
         import psutil
 
-        yield from (socket.gethostname().lower(), socket.getfqdn().lower())
+        served += [socket.gethostname().lower(), socket.getfqdn().lower()]
         for addresses in psutil.net_if_addrs().values():
-            yield from (a.address.partition("%")[0].lower() for a in addresses)
+            served += [one.address.partition("%")[0].lower() for one in addresses]
+    chosen = None if is_open else token or secrets.token_urlsafe(24)
+    return ServerAddress(host, port or default_port, chosen, frozenset(served), token is not None)
 
 
-def serve_dashboard(url: str, options: Mapping[str, Any]) -> int:
-    """Serves the dashboard until Ctrl-C. A missing SQLite registry is created."""
+def run_server(app: Any, address: ServerAddress, patience: int | None = None) -> int:
+    """Serves an application until Ctrl-C.
+
+    Args:
+        app: of ASGI.
+        address: where it listens.
+        patience: seconds that responses have to end after Ctrl-C.
+
+    Returns:
+        130, since only Ctrl-C ends it without an error.
+    """
     import uvicorn
 
-    from rlx.home import tracking_url
-    from rlx.record import find_mlflow_link
-    from rlx_web import Access, create_app
-
-    address = choose_address(DASHBOARD_PORT, **options)
-    create_missing_registry(url)
-    with open_registry(url):
-        pass
-    require_free_port(address.host, address.port)
-    address.print_link("dashboard", "can read every rollout, and stop runs")
-    app = create_app(tracking_url(url), Access(address.token, address.names), find_mlflow_link)
     config = uvicorn.Config(
         app, host=address.host, port=address.port, log_level="warning", lifespan="off",
-        server_header=False,
+        server_header=False, timeout_graceful_shutdown=patience,
     )  # fmt: skip
     with suppress(KeyboardInterrupt):  # `uvicorn.run` would exit with 3 on an early interrupt
         uvicorn.Server(config).run()
-    return 130  # only Ctrl-C ends it without an error
+    return 130
 
 
-def serve_mlflow(runs: tuple[str, ...], uri: str | None, url: str, host: str, port: int) -> int:
+def _serve_mlflow(runs: tuple[str, ...], url: str, host: str, port: int) -> int:
     """Runs MLflow's server until Ctrl-C; the printed address opens the page of `runs`.
 
     Returns:
         Its exit code.
     """
     from rlx.home import format_path, get_rlx_home, tracking_url
-    from rlx.record import MLFLOW_ENVIRONMENT, prepare_store
+    from rlx.record import MLFLOW_ENVIRONMENT, MLFLOW_START_PAGE, prepare_store
 
-    page, own_uri = _find_named_page(runs, url) if runs else (None, None)
-    store = tracking_url(uri or own_uri or TrackingSpec().mlflow or "")
-    page = page or _find_newest_page(store, url)
+    page, own_uri = _find_named_page(runs, url) if runs else (MLFLOW_START_PAGE, None)
+    uri = os.environ.get("MLFLOW_BACKEND_STORE_URI") or own_uri or TrackingSpec().mlflow or ""
+    store = tracking_url(uri)
     path = Path(store.removeprefix("sqlite:///").partition("?")[0])
     if store.startswith("sqlite:///") and not path.exists():
         raise SpecError(f"there is no MLflow store at {format_path(path)} yet: run something")
@@ -239,7 +220,9 @@ def serve_mlflow(runs: tuple[str, ...], uri: str | None, url: str, host: str, po
         preexec_fn=die_with_parent,
     ) as server:
         try:
-            while server.poll() is None and not _is_answering(host, port):
+            while server.poll() is None:
+                with suppress(OSError), socket.create_connection((host, port), timeout=1.0):
+                    break
                 time.sleep(POLL_SECONDS)
             if server.returncode is None:
                 shown = f"[{host}]" if ":" in host else host
@@ -254,12 +237,6 @@ def serve_mlflow(runs: tuple[str, ...], uri: str | None, url: str, host: str, po
             server.terminate()
             server.wait()
             return 130
-
-
-def _is_answering(host: str, port: int) -> bool:
-    with suppress(OSError), socket.create_connection((host, port), timeout=1.0):
-        return True
-    return False
 
 
 def _find_named_page(names: tuple[str, ...], url: str) -> tuple[str, str]:
@@ -280,19 +257,6 @@ def _find_named_page(names: tuple[str, ...], url: str) -> tuple[str, str]:
     if link.store is None:
         raise SpecError(f"these runs are on an MLflow server: open {escape_unprintable(link.url)}")
     return link.page, link.store
-
-
-def _find_newest_page(store: str, url: str) -> str:
-    """Returns the charts of the newest run in a store, or the list of MLflow's experiments."""
-    from rlx.home import tracking_url
-    from rlx.record import MLFLOW_START_PAGE, find_mlflow_charts, get_mlflow_uri
-
-    with suppress(RlxError), open_registry(url) as registry:
-        for run in registry.runs(limit=RUNS_SEARCHED):
-            uri = get_mlflow_uri(run)
-            if run.mlflow_run_id is not None and uri and tracking_url(uri) == store:
-                return find_mlflow_charts(run)
-    return MLFLOW_START_PAGE
 
 
 def require_free_port(host: str, port: int) -> None:

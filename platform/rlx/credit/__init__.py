@@ -5,9 +5,9 @@ An estimator is `estimate_NAME(inputs, options)`: it takes `CreditInputs` and it
 of `rlx.spec.estimator`, and returns `[B, T]` or a `Credit`. YAML names it; it is found through the
 entry-point group `rlx.estimators` and imported only by a run. There is one file per family:
 
-    grpo       grpo, dr_grpo, uniform, multiturn_grpo, and the comparison within groups
+    grpo       grpo, dr_grpo, uniform, multiturn_grpo, mt_grpo, gigpo, tree_grpo: comparison within
+               groups of rows, turns, states and trees
     outcome    gdpo, rloo, opo, gpg, maxrl, pass_at_k, remax: other baselines and scales per row
-    turns      mt_grpo, gigpo, tree_grpo: turns, states and trees
     two_level  two_level: answers, and confidences below them
     returns    gae, turn_level_gae, reinforce_plus_plus, its baseline, vineppo and
                optimal_token_baseline: along the tokens

@@ -169,7 +169,8 @@ def group_advantages(
             scale = deviation.index_select(0, slot) + eps
             advantages, raw = centred / scale, scores / (1 + eps)
         case "batch_std":
-            scale = _compute_deviation(scores, ddof) + eps
+            squares = (scores - scores.mean()).square().sum()  # of all, not of a group
+            scale = (squares / max(len(scores) - ddof, 1)).sqrt() + eps
             advantages, raw = centred / scale, scores / scale
         case "leave_one_out":
             advantages, raw = centred * sizes / (sizes - 1).clamp(min=1), scores
@@ -180,12 +181,6 @@ def group_advantages(
     if singleton == "raw":
         advantages = torch.where(sizes == 1, raw, advantages)
     return advantages
-
-
-def _compute_deviation(scores: Tensor, ddof: int) -> Tensor:
-    """`[]` standard deviation of all scores; 0 of none."""
-    squares = (scores - scores.mean()).square().sum()
-    return (squares / max(len(scores) - ddof, 1)).sqrt()
 
 
 def compute_group_extremes(scores: Tensor, slot: Tensor, count: int) -> tuple[Tensor, Tensor]:

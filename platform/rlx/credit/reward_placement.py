@@ -73,9 +73,16 @@ def place_rewards(
         PluginError: the placement's implementation cannot be imported.
     """
     reduce = turn_reduce or placement.turn_reduce
-    _check_names(reduce, on_missing_turn)
+    for option, value, names in (
+        ("turn_reduce", reduce, get_args(TurnReduce)),
+        ("on_missing_turn", on_missing_turn, get_args(OnMissingTurn)),
+    ):
+        if value not in names:
+            raise ValueError(f"{option} is {value!r}, not one of {', '.join(names)}")
     mask = inputs.mask
-    turns = _reduce_turn_rewards(inputs.turn_rewards, inputs.turn_present, reduce)
+    turns = torch.where(inputs.turn_present, inputs.turn_rewards, 0.0)
+    if reduce == "mean":
+        turns = turns / inputs.turn_present.sum(dim=1, keepdim=True).clamp(min=1)
     reduced = replace(inputs, turn_rewards=turns)
     missing = inputs.turn_present & (reduced.turn_sizes == 0)
     if on_missing_turn == "error" and missing.any():
@@ -153,20 +160,3 @@ def _add_to_last_token(token_rewards: Tensor, tokens: Tensor, rewards: Tensor) -
     last = (tokens * at).amax(dim=1, keepdim=True).long()
     some = torch.where(tokens.gather(1, last), rewards[:, None], 0.0)
     token_rewards.scatter_add_(1, last, some)
-
-
-def _reduce_turn_rewards(turn_rewards: Tensor, turn_present: Tensor, reduce: TurnReduce) -> Tensor:
-    """`[B, K]` rewards whose sum over k is the sum, or the mean, of the rewarded turns."""
-    turns = torch.where(turn_present, turn_rewards, 0.0)
-    if reduce == "mean":
-        return turns / turn_present.sum(dim=1, keepdim=True).clamp(min=1)
-    return turns
-
-
-def _check_names(reduce: TurnReduce, on_missing_turn: OnMissingTurn) -> None:
-    for option, value, names in (
-        ("turn_reduce", reduce, TurnReduce),
-        ("on_missing_turn", on_missing_turn, OnMissingTurn),
-    ):
-        if value not in get_args(names):
-            raise ValueError(f"{option} is {value!r}, not one of {', '.join(get_args(names))}")

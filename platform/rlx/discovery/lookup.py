@@ -367,6 +367,6 @@ def _diagnose_import_error(plugin: InstalledPlugin, error: BaseException) -> Dia
         )
     helps = (
         fault,
-        f"full traceback: `rlx plugins show {plugin.name} --traceback`",
+        f"full traceback: `RLX_DEBUG=1 rlx plugins show {plugin.name}`",
     )
     return build_plugin_diagnostic(plugin, "failed to import", helps, cause)

@@ -1,8 +1,6 @@
 """The critic: a copy of the policy's model with a value head, trained by its own engine."""
 
 from dataclasses import dataclass
-from pathlib import Path
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -11,7 +9,7 @@ from transformers import PreTrainedModel
 from rlx.batch import TokenBatch
 from rlx.errors import SpecError
 from rlx.learner.distributed import Ranks
-from rlx.learner.engine import MakeOptimizer, TrainingEngine, build_adamw
+from rlx.learner.engine import TrainingEngine
 from rlx.learner.forward import PackedValues, choose_form
 from rlx.learner.pack import PackedBatch, RankMicroBatches
 from rlx.loss import value_loss
@@ -57,7 +55,9 @@ class Critic:
         spec: optimizer and value clip.
         ranks: from `join_ranks`.
         seed: seed of the run.
-        make_optimizer: builds an optimizer other than AdamW, for benchmarks.
+
+    Attributes:
+        engine: holds the weights and their optimizer.
 
     Raises:
         SpecError: this kind of model has no decoder for a value head.
@@ -71,7 +71,6 @@ class Critic:
         spec: CriticSpec,
         ranks: Ranks,
         seed: int,
-        make_optimizer: MakeOptimizer = build_adamw,
     ) -> None:
         if is_adapted(policy.model):
             raise ValueError(
@@ -80,7 +79,6 @@ class Critic:
         self._clip = spec.value_clip
         self._limit = runner.micro_batch_tokens
         self._ranks = ranks
-        self._packed: WeakKeyDictionary[TrainBatch, RankMicroBatches] = WeakKeyDictionary()
         decoder = _share_decoder(policy)
         module = PackedValues(decoder, _compute_hidden_size(decoder), derive_seed(seed, "critic"))
         if runner.zero_stage < 3:  # which would copy each rank's part of the shared weights
@@ -88,14 +86,7 @@ class Critic:
         if runner.activation_checkpointing:
             module.recompute_layers()
         self._merges = choose_form(module, ranks).form.merges
-        self._engine = TrainingEngine(
-            module,
-            spec,
-            runner,
-            ranks,
-            section="critic",
-            make_optimizer=make_optimizer,
-        )
+        self.engine = TrainingEngine(module, spec, runner, ranks, section="critic")
 
     def values(self, batch: TokenBatch, want: Tensor) -> Tensor:
         """Computes the current values.
@@ -108,18 +99,10 @@ class Critic:
             `[B, T]` float32 on every rank: at t, the value of the state before token t; 0 where
             not wanted.
         """
-        return self._share(batch, want).gather_token_values(self._engine)
+        return self._share(batch, want).gather_token_values(self.engine)
 
     def _share(self, batch: TokenBatch, want: Tensor) -> RankMicroBatches:
         return RankMicroBatches(batch, want, self._limit, self._ranks, merge=self._merges)
-
-    def save(self, folder: Path) -> None:
-        """See `TrainingEngine.save`."""
-        self._engine.save(folder)
-
-    def load(self, folder: Path, *, universal: bool = False) -> None:
-        """See `TrainingEngine.load`."""
-        self._engine.load(folder, universal=universal)
 
     def update(self, train: TrainBatch, rate: float) -> CriticStats | None:
         """Takes one optimizer step towards the returns.
@@ -136,16 +119,14 @@ class Critic:
             RlxError: the gradient is not finite.
             ValueError: the spec has a clip and the batch no values.
         """
-        share = self._packed.get(train)
-        if share is None:
-            share = self._packed[train] = self._share(train.batch, train.mask)
+        share = self._share(train.batch, train.mask)
         if not share:
             return None
         tokens = int(train.mask.sum())
         sums = torch.zeros(5, dtype=torch.float64, device=self._ranks.device)
 
         def compute_value_loss(packed: PackedBatch) -> Tensor:
-            values, returns = self._engine(packed), packed.gather_targets(train.returns)
+            values, returns = self.engine(packed), packed.gather_targets(train.returns)
             old = train.streams.get("values")
             near = None if old is None else packed.gather_targets(old)
             losses = value_loss(values, near, returns, clip=self._clip)
@@ -156,27 +137,22 @@ class Critic:
                 sums.add_(torch.stack([x.double().sum() for x in noted]))
             return losses.sum() / tokens
 
-        norm = self._engine.step(share, compute_value_loss, rate)
+        norm = self.engine.step(share, compute_value_loss, rate)
         loss, held, value, error, square = (
             torch.stack(self._ranks.gather(sums.cpu())).sum(dim=0) / tokens
         ).tolist()
+        returns = train.returns[train.mask]
+        variance = float(returns.double().var(correction=0))
         return CriticStats(
             loss=loss,
             clip_fraction=held,
             value=value,
-            explained_variance=_compute_explained_variance(
-                square - error**2, train.returns[train.mask]
-            ),
+            explained_variance=None
+            if returns.max() == returns.min()
+            else 1 - (square - error**2) / variance,
             grad_norm=norm,
             learning_rate=rate,
         )
-
-
-def _compute_explained_variance(unexplained: float, returns: Tensor) -> float | None:
-    """Returns the fraction of the returns' variance that the values explain."""
-    if returns.max() == returns.min():
-        return None
-    return 1 - unexplained / float(returns.double().var(correction=0))
 
 
 def _share_decoder(policy: Policy) -> PreTrainedModel:

@@ -26,7 +26,6 @@ with patch.object(deepspeed.runtime.compiler, "compile", lambda: lambda function
 
 
 AdamSpec = OptimizerSpec | CriticSpec
-MakeOptimizer = Callable[[Iterable[nn.Parameter], AdamSpec], torch.optim.Optimizer]
 
 
 def build_adamw(parameters: Iterable[nn.Parameter], spec: AdamSpec) -> torch.optim.Optimizer:
@@ -51,7 +50,6 @@ class TrainingEngine:
         runner: ZeRO stage, precision.
         ranks: from `join_ranks`.
         section: YAML section of `spec`, for error messages.
-        make_optimizer: builds an optimizer other than AdamW, for benchmarks.
     """
 
     def __init__(
@@ -62,7 +60,6 @@ class TrainingEngine:
         ranks: Ranks,
         *,
         section: str,
-        make_optimizer: MakeOptimizer = build_adamw,
     ) -> None:
         self._section = section
         self._runner = runner
@@ -74,7 +71,7 @@ class TrainingEngine:
         learned = [p for p in self._module.parameters() if p.requires_grad]
         self._engine, *_ = deepspeed.initialize(
             model=self._module,
-            optimizer=make_optimizer(learned, spec),
+            optimizer=build_adamw(learned, spec),
             config=config,
             dist_init_required=False,
         )
@@ -87,21 +84,15 @@ class TrainingEngine:
 
     def begin_phase(self, spec: AdamSpec, *, fresh: bool) -> None:
         """Applies the optimizer settings of a phase; `fresh` resets Adam's moments."""
-        if fresh:
-            self._base_optimizer.state.clear()
+        if fresh:  # of AdamW itself, which ZeRO may have wrapped
+            outer = self._engine.optimizer
+            getattr(outer, "optimizer", outer).state.clear()
         # ZeRO's wrappers keep their own bound; stage 0 reads the configuration at every step.
         self._engine._config.gradient_clipping = spec.max_grad_norm
         if hasattr(self._engine.optimizer, "clip_grad"):
             self._engine.optimizer.clip_grad = spec.max_grad_norm
         for group in self._engine.optimizer.param_groups:
             group.update(betas=spec.betas, eps=spec.eps, weight_decay=spec.weight_decay)
-
-    @property
-    def _base_optimizer(self) -> torch.optim.Optimizer:
-        """The wrapped AdamW optimizer, without DeepSpeed's ZeRO wrapper."""
-        outer = self._engine.optimizer
-        inner: torch.optim.Optimizer = getattr(outer, "optimizer", outer)
-        return inner
 
     def step(
         self, share: RankMicroBatches, term: Callable[[PackedBatch], Tensor], rate: float
@@ -165,17 +156,14 @@ class TrainingEngine:
         found, _ = self._engine.load_checkpoint(str(folder.parent), tag=folder.name)
         if found is None:
             raise RlxError(f"DeepSpeed cannot load the checkpoint {folder}")
-        if universal:
-            self._load_frozen(folder)
-
-    @torch.no_grad()
-    def _load_frozen(self, folder: Path) -> None:
-        """Loads frozen weights, which DeepSpeed's conversion omits."""
-        for name, parameter in self._module.named_parameters():
-            if not parameter.requires_grad:
+        for name, parameter in self._module.named_parameters() if universal else ():
+            if not parameter.requires_grad:  # DeepSpeed's conversion omits it
                 whole = frozen_value(folder, name)
-                with deepspeed.zero.GatheredParameters(
-                    [parameter], modifier_rank=0, enabled=self._runner.zero_stage == 3
+                with (
+                    torch.no_grad(),
+                    deepspeed.zero.GatheredParameters(
+                        [parameter], modifier_rank=0, enabled=self._runner.zero_stage == 3
+                    ),
                 ):
                     parameter.copy_(whole)
 

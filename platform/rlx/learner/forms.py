@@ -8,10 +8,11 @@ A form turns a micro-batch into calls of the model. The number of calls must not
 micro-batch, since under ZeRO stage 3 every call gathers weights from all ranks.
 """
 
-from collections.abc import Iterator, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -77,27 +78,31 @@ class AttentionBlocks:
         ends, places = ends.cpu(), positions.cpu()
         size = cls.choose_size(positions)
         tokens = torch.arange(len(ends)).split(size)
-        seen = [torch.cat([(ends[: t[0]] > t[0]).nonzero()[:, 0], t]) for t in tokens]
+        paths = [torch.cat([(ends[: t[0]] > t[0]).nonzero()[:, 0], t]) for t in tokens]
         buckets: list[list[int]] = []
-        for block in sorted(range(len(tokens)), key=lambda n: len(seen[n]), reverse=True):
-            if not buckets or len(seen[block]) < AS_LONG * len(seen[buckets[-1][0]]):
+        for block in sorted(range(len(tokens)), key=lambda n: len(paths[n]), reverse=True):
+            if not buckets or len(paths[block]) < AS_LONG * len(paths[buckets[-1][0]]):
                 buckets.append([])
             buckets[-1].append(block)
         query_rows = [_stack_token_rows([tokens[n] for n in bucket]) for bucket in buckets]
-        key_rows = [_stack_token_rows([seen[n] for n in bucket]) for bucket in buckets]
+        key_rows = [_stack_token_rows([paths[n] for n in bucket]) for bucket in buckets]
         queries = torch.cat([q.flatten() for q in query_rows])
         outputs = torch.empty_like(ends)
         real = (queries >= 0).nonzero()[:, 0]
         outputs[queries[real]] = real
+        masks = []
+        for q, k in zip(query_rows, key_rows, strict=True):
+            query, key = q[:, :, None], k[:, None, :]
+            visible = (key >= 0) & (key <= query) & (query < ends[k.clamp(min=0)][:, None, :])
+            # Padding attends to the first key, since a softmax over nothing is NaN.
+            seen = torch.where(query >= 0, visible, torch.arange(k.shape[1]) == 0)[:, None]
+            masks.append(torch.zeros(seen.shape).masked_fill(~seen, -torch.inf).to(device))
         return cls(
             queries=queries.clamp(min=0).to(device),
             keys=torch.cat([k.flatten() for k in key_rows]).clamp(min=0).to(device),
             outputs=outputs.to(device),
             sizes=tuple((*q.shape, k.shape[1]) for q, k in zip(query_rows, key_rows, strict=True)),
-            masks=tuple(
-                _build_attention_mask(q, k, ends).to(device)
-                for q, k in zip(query_rows, key_rows, strict=True)
-            ),
+            masks=tuple(masks),
             query_positions=tuple(places[q.clamp(min=0)].to(device) for q in query_rows),
             key_positions=tuple(places[k.clamp(min=0)].to(device) for k in key_rows),
             length=length,
@@ -127,16 +132,6 @@ def _stack_token_rows(rows: list[Tensor]) -> Tensor:
     return torch.stack([pad(row, (0, longest - len(row)), value=-1) for row in rows])
 
 
-def _build_attention_mask(queries: Tensor, keys: Tensor, ends: Tensor) -> Tensor:
-    """Returns `[n, 1, b, k]`; padding attends to the first key, since a softmax over nothing is
-    NaN."""
-    query, key = queries[:, :, None], keys[:, None, :]
-    visible = (key >= 0) & (key <= query) & (query < ends[keys.clamp(min=0)][:, None, :])
-    first = torch.arange(keys.shape[1]) == 0
-    seen = torch.where(query >= 0, visible, first)[:, None]
-    return torch.zeros(seen.shape).masked_fill(~seen, -torch.inf)
-
-
 def _compute_packed_attention(
     module: nn.Module,
     query: Tensor,
@@ -160,26 +155,13 @@ def _compute_packed_attention(
         return torch.as_tensor(output), None
     if unsupported := [name for name in UNKNOWN if others.get(name) is not None]:
         raise ValueError(f"this model's attention uses {', '.join(unsupported)}")
-    masks = rlx_layout.select_masks(sliding_window)
-    return _attend_in_blocks(query, key, value, rlx_layout, masks, scaling), None
-
-
-def _attend_in_blocks(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    blocks: AttentionBlocks,
-    masks: Sequence[Tensor],
-    scaling: float | None,
-) -> Tensor:
-    """Attention of `[1, heads, L, width]`, block by block; `[1, L, heads, width]`."""
-    _, heads, _, width = query.shape
+    blocks, (_, heads, _, width) = rlx_layout, query.shape
     queries = _gather_tokens(query, blocks.queries)
     keys, values = _gather_tokens(key, blocks.keys), _gather_tokens(value, blocks.keys)
     lengths = [n * b for n, b, _ in blocks.sizes], [n * k for n, _, k in blocks.sizes]
     groups = zip(
         blocks.sizes,
-        masks,
+        blocks.select_masks(sliding_window),
         queries.split(lengths[0]),
         keys.split(lengths[1]),
         values.split(lengths[1]),
@@ -191,7 +173,8 @@ def _attend_in_blocks(
         )
         for (n, b, c), mask, q, k, v in groups
     ]
-    return torch.cat(outputs).index_select(0, blocks.outputs).view(1, -1, heads, width)
+    joined = torch.cat(outputs).index_select(0, blocks.outputs)
+    return joined.view(1, -1, heads, width), None
 
 
 def _gather_tokens(states: Tensor, tokens: Tensor) -> Tensor:
@@ -222,19 +205,13 @@ RECOMPILATIONS = 64
 """Kinds of inputs for which flex attention may be compiled; some six are expected."""
 
 
-class OutputReader(Protocol):
-    """Calls a model and returns selected outputs."""
-
-    def __call__(self, at: Tensor, **arguments: Any) -> Tensor:
-        """Returns `[M, W]` outputs at the indices `at` `[M]` of the flattened `[N · L]` input.
-
-        In place of an `attention_mask` it takes `visible`, `queries` and `keys`, as
-        `rlx.model.build_attention_mask`.
-        """
-        ...
+OutputReader = Callable[..., Tensor]
+"""Calls a model with arguments by name, and returns its `[M, W]` outputs at `at`, its first one:
+`[M]` indices of the flattened `[N · L]` input. In place of an `attention_mask` it takes `visible`,
+`queries` and `keys`, as `rlx.model.build_attention_mask`."""
 
 
-class ForwardForm(Protocol):
+class ForwardForm(ABC):
     """A way to compute packed rows.
 
     Attributes:
@@ -244,20 +221,19 @@ class ForwardForm(Protocol):
     """
 
     name: ClassVar[str]
-    merges: ClassVar[bool]
-    attention: ClassVar[str | None]
+    merges: ClassVar[bool] = True
+    attention: ClassVar[str | None] = None
 
+    @abstractmethod
     def __call__(self, read: OutputReader, packed: PackedBatch) -> Tensor:
         """Returns the model's `[M, W]` outputs at the sources."""
-        ...
 
 
-class GroupedForm:
+class GroupedForm(ForwardForm):
     """Scaled-dot-product attention of blocks of tokens to their own paths."""
 
-    name: ClassVar[str] = "grouped attention"
-    merges: ClassVar[bool] = True
-    attention: ClassVar[str | None] = PACKED
+    name = "grouped attention"
+    attention = PACKED
 
     def __call__(self, read: OutputReader, packed: PackedBatch) -> Tensor:
         """See `ForwardForm`."""
@@ -280,12 +256,11 @@ def _expect_recompilations() -> None:
     compilation.recompile_limit = RECOMPILATIONS
 
 
-class FlexForm:
+class FlexForm(ForwardForm):
     """Block-sparse flex attention; torch has no CPU backward pass for it."""
 
-    name: ClassVar[str] = "flex attention"
-    merges: ClassVar[bool] = True
-    attention: ClassVar[str | None] = "flex_attention"
+    name = "flex attention"
+    attention = "flex_attention"
     _TILE: ClassVar[int] = 128
 
     def __call__(self, read: OutputReader, packed: PackedBatch) -> Tensor:
@@ -316,16 +291,14 @@ LEVELS = 3
 rows share, such as a prompt, and then the rest."""
 
 
-class CachedForm:
+class CachedForm(ForwardForm):
     """Reads a trie level by level, each of which continues the KV cache of the level above;
     gradients flow through the cache.
 
     Works with the model's own attention, and also computes prefixes shared in the last level once.
     """
 
-    name: ClassVar[str] = "a cache with gradient"
-    merges: ClassVar[bool] = True
-    attention: ClassVar[str | None] = None
+    name = "a cache with gradient"
 
     def __call__(self, read: OutputReader, packed: PackedBatch) -> Tensor:
         """See `ForwardForm`."""
@@ -355,12 +328,11 @@ class CachedForm:
         return torch.cat(outputs).index_select(0, torch.cat(order).argsort())
 
 
-class PlainForm:
+class PlainForm(ForwardForm):
     """Computes every row separately, without sharing: the reference for the other forms."""
 
-    name: ClassVar[str] = "plain rows"
-    merges: ClassVar[bool] = False
-    attention: ClassVar[str | None] = None
+    name = "plain rows"
+    merges = False
 
     def __call__(self, read: OutputReader, packed: PackedBatch) -> Tensor:
         """See `ForwardForm`."""

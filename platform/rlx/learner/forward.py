@@ -4,7 +4,7 @@ choice of the form in which they run: the fastest that works on this machine.
 
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -26,6 +26,7 @@ from rlx.model import (
     copy_model,
     do_windows_show,
     find_window,
+    first_line,
     keep_first_layers,
     narrow_windows,
 )
@@ -78,25 +79,24 @@ class PackedModule(nn.Module, ABC):
             self.model.set_attn_implementation(attention)
         self.form = form
 
-    def _read_masked(self, at: Tensor, **arguments: Any) -> Tensor:
-        """See `rlx.learner.forms.OutputReader`."""
-        if "visible" in arguments:
-            arguments["attention_mask"] = build_attention_mask(
-                self.model.config,
-                arguments.pop("visible"),
-                arguments.pop("queries"),
-                arguments.pop("keys"),
-                self.model.dtype,  # every attention takes an additive mask
-            )
-        return self.read(at, **arguments)
-
     @abstractmethod
     def read(self, at: Tensor, **arguments: Any) -> Tensor:
         """Returns `[M, W]` outputs of the transformer itself at the indices `at`, `[M]`."""
 
     def outputs(self, packed: PackedBatch) -> Tensor:
         """Returns the `[M + U, W]` outputs that targets, then branches are predicted from."""
-        return self.form(self._read_masked, packed)
+
+        def read_masked(at: Tensor, **arguments: Any) -> Tensor:
+            """See `rlx.learner.forms.OutputReader`."""
+            if "visible" in arguments:
+                visible, queries, keys = map(arguments.pop, ("visible", "queries", "keys"))
+                config, dtype = self.model.config, self.model.dtype
+                # Every attention takes an additive mask.
+                mask = build_attention_mask(config, visible, queries, keys, dtype)
+                arguments["attention_mask"] = mask
+            return self.read(at, **arguments)
+
+        return self.form(read_masked, packed)
 
 
 class PackedPolicy(PackedModule):
@@ -154,7 +154,12 @@ class PackedPolicy(PackedModule):
         """
         outputs = self.outputs(packed)
         if self.chunks_logits and with_collisions:
-            return self._compute_collisions_by_chunks(outputs, packed, temperatures)
+            # log Σ π² = logsumexp 2z - 2 logsumexp z = 2 log π(t) - log π'(t) with any token t and
+            # π' = softmax 2z, which half the temperature gives.
+            parts = outputs, packed
+            logprobs, entropy = self._forward_chunks(*parts, temperatures, None, False)
+            sharper, _ = self._forward_chunks(*parts, temperatures / 2, None, False)
+            return logprobs, entropy, (2 * logprobs - sharper).exp()
         if self.chunks_logits:
             return self._forward_chunks(
                 outputs, packed, temperatures, branch_temperatures, learns_entropy
@@ -196,17 +201,6 @@ class PackedPolicy(PackedModule):
         if branch_temperatures is None:
             return logprobs, entropy
         return logprobs[:count], entropy, logprobs[count:]
-
-    def _compute_collisions_by_chunks(
-        self, hidden: Tensor, packed: PackedBatch, temperatures: Tensor
-    ) -> tuple[Tensor, ...]:
-        """Also returns Σ π², which half the temperature gives with any token t:
-
-        log Σ π² = logsumexp 2z - 2 logsumexp z = 2 log π(t) - log π'(t),  π' = softmax 2z.
-        """
-        logprobs, entropy = self._forward_chunks(hidden, packed, temperatures, None, False)
-        sharper, _ = self._forward_chunks(hidden, packed, temperatures / 2, None, False)
-        return logprobs, entropy, (2 * logprobs - sharper).exp()
 
 
 class PackedValues(PackedModule):
@@ -267,6 +261,10 @@ NEAR = 1e-4
 """Maximum relative L2 distance of outputs; about 100 times the rounding error."""
 
 
+LONGEST_REASON = 200
+"""Characters of an error's message that are kept."""
+
+
 NARROW = 16
 """Maximum width of an attention window in the trial, in tokens: shorter than its rows."""
 
@@ -316,8 +314,7 @@ def choose_form(module: PackedModule, ranks: Ranks) -> FormChoice:
     hidden = has_windows and not do_windows_show(trial.model, NARROW)
     with narrow_windows(trial.model, NARROW) if has_windows else nullcontext():
         refused = _list_refused_forms(trial, forms[:-1], hidden=hidden)
-    refused_by_rank = ranks.gather(refused)
-    most = max(refused_by_rank, key=len)
+    most = max(ranks.gather(refused), key=len)
     module.use(forms[len(most)])
     return FormChoice(forms[len(most)], tuple(most))
 
@@ -361,32 +358,18 @@ def _find_chunk_fault(module: PackedPolicy, runner: RunnerSpec, device: torch.de
     if type(module.model.get_output_embeddings()) is not nn.Linear:
         return "the output layer is not a plain matrix"
     trial = _copy_first_layers(module, device)
-    expected = _compute_trial_logprobs(trial)
+
+    def compute_logprobs(packed: PackedBatch) -> Tensor:
+        temperatures = torch.linspace(0.5, 1.5, len(packed.targets), device=device)
+        return torch.cat(trial(packed, temperatures, learns_entropy=True))
+
+    expected = _run_trial(trial, compute_logprobs)
     trial.chunks_logits = True
     try:
-        found = _compute_trial_logprobs(trial)
+        found = _run_trial(trial, compute_logprobs)
     except Exception as error:  # noqa: BLE001  (a model may fail in any way)
-        return _describe_error(error)
-    for what, a, b in zip(("results", "gradients"), found, expected, strict=True):
-        distance, length = float((a - b).norm()), float(b.norm())
-        if not distance <= NEAR * length:
-            return f"{what} differ from those of whole logits by {distance:.1g} of {length:.1g}"
-    return ""
-
-
-def _compute_trial_logprobs(module: PackedPolicy) -> tuple[Tensor, Tensor]:
-    """Returns log-probabilities and entropies of a few trees, and gradients through them."""
-    learned = [p for p in module.model.parameters() if p.requires_grad][:4]
-    some = next(module.model.parameters())
-    packed = _pack_trial_rows(module).to(some.device)
-    temperatures = torch.linspace(0.5, 1.5, len(packed.targets), device=some.device)
-    with torch.enable_grad():
-        results = torch.cat(module(packed, temperatures, learns_entropy=True))
-    if not learned:
-        return results.detach(), results.new_zeros(0)
-    weights = torch.linspace(-1, 1, results.numel(), device=some.device)
-    gradients = torch.autograd.grad((results * weights).sum(), learned)
-    return results.detach(), torch.cat([gradient.flatten() for gradient in gradients])
+        return first_line(error)[:LONGEST_REASON]
+    return _describe_difference(found, expected, "whole logits")
 
 
 def _list_refused_forms(
@@ -397,66 +380,62 @@ def _list_refused_forms(
     Args:
         hidden: the model has windows that a trial cannot narrow.
     """
+
+    def compute_outputs(packed: PackedBatch) -> Tensor:
+        width = int(packed.columns.max()) + 1
+        order = (packed.rows * width + packed.columns).argsort()  # that of packing is the form's
+        return module.outputs(packed)[order.to(packed.token_ids.device)]
+
     try:
-        expected = _compute_trial_outputs(module)
+        expected = _run_trial(module, compute_outputs)
     except Exception as error:
-        kind, why = module.model.config.model_type, _describe_error(error)
+        kind, why = module.model.config.model_type, first_line(error)[:LONGEST_REASON]
         raise SpecError(
             f"model: a model of kind {kind!r} cannot compute the log-probabilities of a dialogue "
             f"({why}); use another model"
         ) from error
     refused: list[str] = []
     for form in forms:
-        unseen = "the model's windows cannot be tried" if hidden else ""
-        if not (reason := unseen or _find_form_fault(module, form, expected)):
+        reason = "the model's windows cannot be tried" if hidden else ""
+        if not hidden:
+            try:
+                module.use(form)
+                found = _run_trial(module, compute_outputs)
+                reason = _describe_difference(found, expected, "plain rows")
+            except Exception as error:  # noqa: BLE001  (a model may fail in any way)
+                reason = first_line(error)[:LONGEST_REASON]
+        if not reason:
             break
         refused.append(f"{form.name} ({reason})")
     return refused
 
 
-def _find_form_fault(module: PackedModule, form: ForwardForm, expected: tuple[Tensor, ...]) -> str:
-    """Explains why a form does not fit the model; empty if it does."""
-    try:
-        module.use(form)
-        found = _compute_trial_outputs(module)
-    except Exception as error:  # noqa: BLE001  (a model may fail in any way)
-        return _describe_error(error)
-    for what, a, b in zip(("outputs", "gradients"), found, expected, strict=False):
+def _describe_difference(
+    found: tuple[Tensor, Tensor], expected: tuple[Tensor, Tensor], of: str
+) -> str:
+    """Says how far results or gradients are from those expected; empty if they are near."""
+    for what, a, b in zip(("results", "gradients"), found, expected, strict=True):
         distance, length = float((a - b).norm()), float(b.norm())
         if not distance <= NEAR * length:
-            return f"{what} differ from those of plain rows by {distance:.1g} of {length:.1g}"
+            return f"{what} differ from those of {of} by {distance:.1g} of {length:.1g}"
     return ""
 
 
-def _describe_error(error: Exception) -> str:
-    """The first line of an error's message, or its type if it has none."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
-
-
-def _compute_trial_outputs(module: PackedModule) -> tuple[Tensor, ...]:
-    """Returns the outputs of a few trees, and the gradient of the first trainable parameters.
-
-    It takes several parameters, since the gradient of an adapter's A is zero while B is zero, its
-    initial value.
+def _run_trial(
+    module: PackedModule, compute: Callable[[PackedBatch], Tensor]
+) -> tuple[Tensor, Tensor]:
+    """Returns what is computed of a few random trees, and the gradient of the first trainable
+    parameters: of several, since that of an adapter's A is zero while B is zero, its initial value.
     """
     learned = [p for p in module.model.parameters() if p.requires_grad][:4]
-    some = next(module.model.parameters())
-    packed = _pack_trial_rows(module)
+    packed = pack_rows(*_build_trial_rows(module), merge=module.form.merges)
     with torch.enable_grad():
-        outputs = module.outputs(packed.to(some.device))
-    width = int(packed.columns.max()) + 1
-    order = (packed.rows * width + packed.columns).argsort()  # packing order depends on form
-    outputs = outputs[order.to(some.device)]
-    weights = torch.linspace(-1, 1, outputs.numel(), device=some.device).view_as(outputs)
+        results = compute(packed.to(next(module.model.parameters()).device))
     if not learned:
-        return (outputs.detach(),)
-    gradients = torch.autograd.grad((outputs.float() * weights).sum(), learned)
-    return outputs.detach(), torch.cat([gradient.flatten() for gradient in gradients])
-
-
-def _pack_trial_rows(module: PackedModule) -> PackedBatch:
-    """Packs rows of a few random trees as the module's form wants them."""
-    return pack_rows(*_build_trial_rows(module), merge=module.form.merges)
+        return results.detach(), results.new_zeros(0)
+    weights = torch.linspace(-1, 1, results.numel(), device=results.device).view_as(results)
+    gradients = torch.autograd.grad((results.float() * weights).sum(), learned)
+    return results.detach(), torch.cat([gradient.flatten() for gradient in gradients])
 
 
 def _build_trial_rows(module: PackedModule) -> tuple[Tensor, Tensor, Tensor]:

@@ -3,22 +3,20 @@
 import math
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 
 from rlx.batch import TokenBatch
 from rlx.learner.distributed import Ranks
-from rlx.learner.engine import MakeOptimizer, TrainingEngine, build_adamw, shard_frozen_module
+from rlx.learner.engine import TrainingEngine, build_adamw, shard_frozen_module
 from rlx.learner.forward import PackedPolicy, choose_form, choose_logits
 from rlx.learner.pack import Branches, PackedBatch, RankMicroBatches
 from rlx.learner.terms import (
-    ConfidenceBranches,
     UpdateStats,
     UpdateSums,
     UpdateTargets,
@@ -52,21 +50,6 @@ def learning_rate(spec: OptimizerSpec, step: int, steps: int) -> float:
     return spec.learning_rate * (1 + (spec.final_fraction - 1) * fall)
 
 
-@dataclass(frozen=True, eq=False, slots=True)
-class _PackedUpdate:
-    """A batch in micro-batches, for every update that learns from it.
-
-    Attributes:
-        loss: for which it was packed.
-        share: the micro-batches of this rank.
-        confidences: the branches of stated confidences, if the loss sums over them.
-    """
-
-    loss: LossSpec
-    share: RankMicroBatches
-    confidences: ConfidenceBranches | None
-
-
 class Learner:
     """Owns the trained weights and their optimizer.
 
@@ -76,10 +59,11 @@ class Learner:
         runner: ZeRO stage, precision, micro-batch size.
         optimizer: optimizer settings of the first phase.
         ranks: from `join_ranks`.
-        make_optimizer: builds an optimizer other than AdamW, for benchmarks.
 
     Attributes:
         chosen: how packed rows are computed, and why.
+        model: the trained model.
+        engine: holds the weights and their optimizer.
     """
 
     def __init__(
@@ -88,40 +72,23 @@ class Learner:
         runner: RunnerSpec,
         optimizer: OptimizerSpec,
         ranks: Ranks,
-        make_optimizer: MakeOptimizer = build_adamw,
     ) -> None:
         self._runner = runner
         self._ranks = ranks
-        self._model = policy.model
+        self.model = policy.model
         self._dialogue = policy.dialogue
         self._peak_rate = optimizer.learning_rate
-        self._packed: WeakKeyDictionary[TrainBatch, _PackedUpdate] = WeakKeyDictionary()
         module = PackedPolicy(policy.model.eval())
         if runner.activation_checkpointing:
             module.recompute_layers()
         chosen = choose_form(module, ranks)
         self.chosen = replace(chosen, logits=choose_logits(module, runner, ranks))
-        self._engine = TrainingEngine(
-            module,
-            optimizer,
-            runner,
-            ranks,
-            section="optimizer",
-            make_optimizer=make_optimizer,
-        )
+        self.engine = TrainingEngine(module, optimizer, runner, ranks, section="optimizer")
 
     def begin_phase(self, optimizer: OptimizerSpec, *, fresh: bool) -> None:
         """Applies a phase's optimizer settings; `fresh` resets Adam's moments."""
         self._peak_rate = optimizer.learning_rate
-        self._engine.begin_phase(optimizer, fresh=fresh)
-
-    def save(self, folder: Path) -> None:
-        """See `TrainingEngine.save`."""
-        self._engine.save(folder)
-
-    def load(self, folder: Path, *, universal: bool = False) -> None:
-        """See `TrainingEngine.load`."""
-        self._engine.load(folder, universal=universal)
+        self.engine.begin_phase(optimizer, fresh=fresh)
 
     def update(self, train: TrainBatch, loss: LossSpec, rate: float) -> UpdateStats | None:
         """Takes one optimizer step.
@@ -140,10 +107,13 @@ class Learner:
             SpecError: the tokenizer cannot state the confidences of `loss.expected`.
             ValueError: the loss has a KL penalty but the batch has no reference log-probabilities.
         """
-        packed_update = self._packed.get(train)
-        if packed_update is None or packed_update.loss is not loss:
-            packed_update = self._packed[train] = self._pack(train, loss)
-        share, confidences = packed_update.share, packed_update.confidences
+        confidences = None
+        if train.expected is not None and loss.expected is not None:
+            values, span = train.expected.values, loss.expected.span
+            tokens = encode_confidences(values, span, self._dialogue)
+            confidences = build_confidence_branches(train, tokens)
+        branches = None if confidences is None else confidences.branches
+        share = self._share(train.batch, train.wanted, branches)
         if not share:
             return None
         sums = UpdateSums()
@@ -155,7 +125,7 @@ class Learner:
             starts = None
             if confidences is not None:
                 starts = packed.branches.gather_starts(temperatures)
-            logprobs, entropy, *branches = self._engine(
+            logprobs, entropy, *branches = self.engine(
                 packed,
                 packed.gather_targets(temperatures),
                 starts,
@@ -167,7 +137,7 @@ class Learner:
                 term = term + expected_score_term(branches[0], packed, confidences, sums)
             return term
 
-        norm = self._engine.step(share, compute_policy_loss, rate)
+        norm = self.engine.step(share, compute_policy_loss, rate)
         sums.read_kept()
         return UpdateSums.sum_over_ranks(self._ranks.gather(sums)).stats(
             grad_norm=norm,
@@ -175,15 +145,6 @@ class Learner:
             computed_tokens=share.computed_tokens,
             row_tokens=share.row_tokens,
         )
-
-    def _pack(self, train: TrainBatch, loss: LossSpec) -> _PackedUpdate:
-        confidences = None
-        if train.expected is not None and loss.expected is not None:
-            values, span = train.expected.values, loss.expected.span
-            tokens = encode_confidences(values, span, self._dialogue)
-            confidences = build_confidence_branches(train, tokens)
-        branches = None if confidences is None else confidences.branches
-        return _PackedUpdate(loss, self._share(train.batch, train.wanted, branches), confidences)
 
     def _share(
         self, batch: TokenBatch, want: Tensor, branches: Branches | None = None
@@ -201,30 +162,17 @@ class Learner:
         Returns:
             `[B, T]` nats at the sampler's temperatures, on every rank; 0 where not wanted.
         """
-
-        def compute_logprobs(packed: PackedBatch) -> Tensor:
-            return torch.as_tensor(
-                self._engine(packed, packed.gather_targets(batch.temperatures))[0]
-            )
-
-        return self._share(batch, want).gather_token_values(compute_logprobs)
+        ask = _build_logprob_function(self.engine, batch)
+        return self._share(batch, want).gather_token_values(ask)
 
     def collision_probs(self, batch: TokenBatch, want: Tensor) -> Tensor:
         """Computes Σ π² of the distributions from which tokens are drawn, like `logprobs`."""
 
         def compute_collision_probs(packed: PackedBatch) -> Tensor:
             temperatures = packed.gather_targets(batch.temperatures)
-            return torch.as_tensor(self._engine(packed, temperatures, with_collisions=True)[2])
+            return torch.as_tensor(self.engine(packed, temperatures, with_collisions=True)[2])
 
         return self._share(batch, want).gather_token_values(compute_collision_probs)
-
-    def reference_logprobs(self, batch: TokenBatch, want: Tensor) -> Tensor:
-        """Like `logprobs`, but with adapters disabled.
-
-        Without adapters, this is the current policy itself.
-        """
-        with disable_adapters(self._model):
-            return self.logprobs(batch, want)
 
     def weights(self) -> Mapping[str, Tensor]:
         """Returns full weights under the plain model's parameter names, with adapters merged, on
@@ -236,12 +184,12 @@ class Learner:
 
         Under ZeRO stage 3 each is gathered when it is due, so that the device holds one at a time.
         """
-        return iterate_merged_weights(self._model, self._engine.gather_parameter)
+        return iterate_merged_weights(self.model, self.engine.gather_parameter)
 
     def adapter(self) -> Mapping[str, Tensor]:
         """Returns A and B of every adapted layer under peft's checkpoint names, on every rank; none
         without adapters."""
-        return adapter_weights(self._model, self._engine.gather_parameter)
+        return adapter_weights(self.model, self.engine.gather_parameter)
 
     def export(self, policy: Policy, folder: Path) -> None:
         """Writes the weights in the Hugging Face layout, atomically, from rank 0.
@@ -258,6 +206,13 @@ class Learner:
             shutil.rmtree(folder, ignore_errors=True)
             aside.replace(folder)
         self._ranks.barrier()
+
+
+def _build_logprob_function(
+    module: Callable[..., Sequence[Tensor]], batch: TokenBatch
+) -> Callable[[PackedBatch], Tensor]:
+    """Returns what computes the log-probabilities of a micro-batch's targets, `[M]` nats."""
+    return lambda packed: module(packed, packed.gather_targets(batch.temperatures))[0]
 
 
 class ReferencePolicy(Protocol):
@@ -299,14 +254,8 @@ class FrozenCopy:
 
     def logprobs(self, batch: TokenBatch, want: Tensor) -> Tensor:
         """`[B, T]` nats, as `Learner.logprobs`."""
-
-        def compute_reference_logprobs(packed: PackedBatch) -> Tensor:
-            return torch.as_tensor(
-                self._module(packed, packed.gather_targets(batch.temperatures))[0]
-            )
-
         share = RankMicroBatches(batch, want, self._limit, self._ranks, merge=self._merges)
-        return share.gather_token_values(compute_reference_logprobs)
+        return share.gather_token_values(_build_logprob_function(self._module, batch))
 
 
 class AdapterFreeBase:
@@ -319,7 +268,8 @@ class AdapterFreeBase:
 
     def logprobs(self, batch: TokenBatch, want: Tensor) -> Tensor:
         """`[B, T]` nats, as `Learner.logprobs`."""
-        return self._learner.reference_logprobs(batch, want)
+        with disable_adapters(self._learner.model):
+            return self._learner.logprobs(batch, want)
 
 
 def build_learner_with_reference(
@@ -389,29 +339,25 @@ def time_update(
     choose_logits(module, runner, ranks)
     share = RankMicroBatches(batch, want, runner.micro_batch_tokens, ranks, merge=merges)
     adamw = build_adamw(module.parameters(), optimizer.model_copy(update={"learning_rate": 0.0}))
-
-    def compute_logprobs(packed: PackedBatch) -> Tensor:
-        return torch.as_tensor(module(packed, packed.gather_targets(batch.temperatures))[0])
+    compute_logprobs = _build_logprob_function(module, batch)
 
     def compute_gradient() -> None:
         for packed in share:
             compute_logprobs(packed).sum().backward()
 
+    def take_time(act: Callable[[], object]) -> float:
+        began = time.perf_counter()
+        act()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        return time.perf_counter() - began
+
     compute_logprobs(next(iter(share)))  # what only a first call does
     seconds = UpdateSeconds(
-        forward=_take_time(lambda: share.gather_token_values(compute_logprobs), device),
-        gradient=_take_time(compute_gradient, device),
-        optimizer=_take_time(adamw.step, device),
+        forward=take_time(lambda: share.gather_token_values(compute_logprobs)),
+        gradient=take_time(compute_gradient),
+        optimizer=take_time(adamw.step),
     )
     module.zero_grad()
     module.keep_activations()
     return seconds
-
-
-def _take_time(act: Callable[[], object], device: torch.device) -> float:
-    """Seconds until the device has done what `act` asks of it."""
-    began = time.perf_counter()
-    act()
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    return time.perf_counter() - began

@@ -185,13 +185,6 @@ def _read_paths(
     return sorted(paths, key=lambda path: (path.key, path.row, path.number))
 
 
-def _count_common_prefix(a: _Path, b: _Path) -> int:
-    """Returns the number of tokens with which both paths begin."""
-    length = min(len(a), len(b))
-    differs = a.tokens[:length] != b.tokens[:length]
-    return int(differs.argmax()) if differs.any() else length
-
-
 class _Unit(NamedTuple):
     """Paths that stay together.
 
@@ -210,7 +203,12 @@ def _merge_paths(paths: Sequence[_Path]) -> list[_Unit]:
     """Lets every path share what it has in common with the one before it."""
     units: list[_Unit] = []
     for path in paths:
-        shared = _count_common_prefix(units[-1].paths[0], path) if units else 0
+        shared = 0
+        if units:
+            last = units[-1].paths[0]
+            shared = min(len(last), len(path))
+            differs = last.tokens[:shared] != path.tokens[:shared]
+            shared = int(differs.argmax()) if differs.any() else shared
         units.append(_Unit([replace(path, shared=shared)], len(path), len(path) - shared))
     return units
 
@@ -248,20 +246,6 @@ def _cut_units(units: Sequence[_Unit], limit: int, *, padded: bool) -> list[list
         runs[-1].append(unit)
         tokens += more
     return runs
-
-
-def _cut_evenly(
-    units: Sequence[_Unit], limit: int, ranks: int, *, padded: bool
-) -> list[list[_Unit]]:
-    """Cuts units into runs for so many ranks: as few for each as `limit` permits, and the longest
-    of them as short as possible."""
-    rounds = -(-len(_cut_units(units, limit, padded=padded)) // ranks)
-
-    def is_enough(limit: int) -> bool:
-        return len(_cut_units(units, limit, padded=padded)) <= rounds * ranks
-
-    lowest = 1 + bisect_left(range(1, limit), True, key=is_enough)
-    return _cut_units(units, lowest, padded=padded)
 
 
 def _build_packed_batch(run: Sequence[_Unit], token_ids: Tensor) -> PackedBatch:
@@ -378,7 +362,14 @@ class RankMicroBatches:
         self._shape, self._ranks = batch.token_ids.shape, ranks
         paths = _read_paths(batch.token_ids, batch.is_token, want, branches)
         units = _merge_paths(paths) if merge else _chain_paths(paths)
-        runs = _cut_evenly(units, limit, ranks.count, padded=not merge)
+        # As few runs for each rank as the limit permits, the longest as short as possible.
+        rounds = -(-len(_cut_units(units, limit, padded=not merge)) // ranks.count)
+
+        def is_enough(tokens: int) -> bool:
+            return len(_cut_units(units, tokens, padded=not merge)) <= rounds * ranks.count
+
+        lowest = 1 + bisect_left(range(1, limit), True, key=is_enough)
+        runs = _cut_units(units, lowest, padded=not merge)
         mine = runs[ranks.rank :: ranks.count]
         mine += [[]] * (-(-len(runs) // ranks.count) - len(mine))
         self._mine = [_build_packed_batch(run, batch.token_ids) for run in mine]

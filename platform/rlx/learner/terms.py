@@ -1,9 +1,10 @@
 """Policy loss of a micro-batch, and statistics of an optimizer step."""
 
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,22 +13,11 @@ from torch.nn import functional
 from rlx.errors import SpecError
 from rlx.kl import kl_terms
 from rlx.learner.pack import Branches, PackedBatch, copy_to
-from rlx.loss import TokenLosses, compute_expected_score_loss, compute_token_losses
+from rlx.loss import compute_expected_score_loss, compute_token_losses
 from rlx.ordered_sums import sum_by_slot
+from rlx.rollout import Dialogue
 from rlx.spec import LossSpec
 from rlx.train_batch import TrainBatch
-
-
-class Encoder(Protocol):
-    """What a dialogue format knows about its tokenizer."""
-
-    def encode(self, text: str) -> tuple[int, ...]:
-        """Returns the tokens of a text."""
-        ...
-
-    def read(self, token_ids: Sequence[int]) -> tuple[str, tuple[int, ...]]:
-        """Returns the text, and how many characters are decoded after every token."""
-        ...
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -48,7 +38,7 @@ class ConfidenceBranches:
 
 
 def encode_confidences(
-    values: Sequence[str], span: str, encoder: Encoder
+    values: Sequence[str], span: str, dialogue: Dialogue
 ) -> tuple[tuple[int, ...], ...]:
     """The tokens of each value after the opening tag of its span, none a prefix of another.
 
@@ -59,39 +49,33 @@ def encode_confidences(
     Args:
         values: the texts.
         span: name of their span.
-        encoder: the model's dialogue format.
+        dialogue: the model's dialogue format.
 
     Raises:
         SpecError: the vocabulary lacks a part of a value, joins it with its tags in one token, or
             does not tell two values apart.
     """
     opening, closing = f"<{span}>", f"</{span}>"
-    encoded = [_encode_between(opening, text, closing, encoder) for text in values]
-    tokens = [inside for inside, _ in encoded]
-    if not _is_prefix_free(tokens):
-        tokens = [(*inside, after) for inside, after in encoded]
+    tokens, closed = [], []
+    for text in values:
+        ids = dialogue.encode(f"{opening}{text}{closing}")
+        _, ends = dialogue.read(ids)
+        first, last = len(opening), len(opening) + len(text)
+        if first not in ends or last not in ends:
+            raise SpecError(
+                f"loss.expected: this model's tokenizer joins {text!r} with a tag around it in one "
+                "token, so the tag's end is no place where the model chooses a confidence"
+            )
+        begin, stop = ends.index(first) + 1, ends.index(last) + 1
+        tokens.append(ids[begin:stop])
+        closed.append(ids[begin : stop + 1])
+    tokens = tokens if _is_prefix_free(tokens) else closed
     if not _is_prefix_free(tokens):
         raise SpecError(
             f"loss.expected: this model's tokenizer does not tell the values of <{span}> apart: "
             f"{', '.join(values)}"
         )
     return tuple(tokens)
-
-
-def _encode_between(
-    opening: str, text: str, closing: str, encoder: Encoder
-) -> tuple[tuple[int, ...], int]:
-    """The tokens of a text between two tags, and the token that follows them."""
-    ids = encoder.encode(f"{opening}{text}{closing}")
-    _, ends = encoder.read(ids)
-    first, last = len(opening), len(opening) + len(text)
-    if first not in ends or last not in ends:
-        raise SpecError(
-            f"loss.expected: this model's tokenizer joins {text!r} with a tag around it in one "
-            "token, so the tag's end is no place where the model chooses a confidence"
-        )
-    begin, stop = ends.index(first) + 1, ends.index(last) + 1
-    return ids[begin:stop], ids[stop]
 
 
 def _is_prefix_free(sequences: Sequence[tuple[int, ...]]) -> bool:
@@ -130,7 +114,7 @@ def build_confidence_branches(
 
 
 LARGEST = ("ratio_max", "token_ratio_max")
-"""Attributes of `UpdateSums` that are maxima instead of sums."""
+"""Totals of `UpdateSums` that are maxima instead of sums."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,18 +206,18 @@ class UpdateTargets:
 
 
 class UpdateSums:
-    """Running sums of one step's statistics, over micro-batches and ranks."""
+    """Running sums of one step's statistics, over micro-batches and ranks.
+
+    Attributes:
+        totals: by name; those in `LARGEST` are maxima.
+    """
 
     def __init__(self) -> None:
         self._kept: list[tuple[tuple[str, ...], Tensor]] = []
-        self.loss = self.entropy = self.bonus_entropy = self.kl = self.clipped = 0.0
-        self.kl_loss = self.kl_weight = self.ratio_max = self.token_ratio_max = 0.0
-        self.expected_score = self.stated_mass = self.confidences = 0.0
-        self.bonus_tokens = 0.0
-        self.tokens = 0
+        self.totals: dict[str, float] = defaultdict(float)
 
     def keep(self, **figures: Tensor) -> None:
-        """Keeps `[]` figures of a micro-batch, by attribute, where they were computed."""
+        """Keeps `[]` figures of a micro-batch, by name, where they were computed."""
         values = torch.stack([figure.detach().double() for figure in figures.values()])
         self._kept.append((tuple(figures), values))
 
@@ -242,35 +226,42 @@ class UpdateSums:
         names = [name for group, _ in self._kept for name in group]
         values = torch.cat([values for _, values in self._kept]).tolist() if names else []
         for name, value in zip(names, values, strict=True):
-            so_far = getattr(self, name)
-            setattr(self, name, max(so_far, value) if name in LARGEST else so_far + value)
+            self._add(name, value)
         self._kept.clear()
+
+    def _add(self, name: str, value: float) -> None:
+        so_far = self.totals[name]
+        self.totals[name] = max(so_far, value) if name in LARGEST else so_far + value
 
     @staticmethod
     def sum_over_ranks(parts: "list[UpdateSums]") -> "UpdateSums":
         """Combines the sums of all ranks."""
-        total = UpdateSums()
-        for name in vars(total).keys() - {"_kept"}:
-            values = [getattr(part, name) for part in parts]
-            setattr(total, name, max(values) if name in LARGEST else sum(values))
-        return total
+        whole = UpdateSums()
+        for part in parts:
+            for name, value in part.totals.items():
+                whole._add(name, value)
+        return whole
 
     def stats(
         self, *, grad_norm: float, learning_rate: float, computed_tokens: int, row_tokens: int
     ) -> UpdateStats:
         """Converts sums to means."""
-        count, confidences = max(self.tokens, 1), self.confidences
+        totals, count = self.totals, max(self.totals["tokens"], 1)
+
+        def divide(name: str, by: str) -> float | None:
+            return totals[name] / totals[by] if totals[by] else None
+
         return UpdateStats(
-            loss=self.loss,
-            entropy=self.entropy / count,
-            bonus_entropy=self.bonus_entropy / self.bonus_tokens if self.bonus_tokens else None,
-            kl=self.kl / count,
-            kl_loss=self.kl_loss / self.kl_weight if self.kl_weight else None,
-            expected_score=self.expected_score / confidences if confidences else None,
-            stated_mass=self.stated_mass / confidences if confidences else None,
-            clip_fraction=self.clipped / count,
-            ratio_max=self.ratio_max,
-            token_ratio_max=self.token_ratio_max,
+            loss=totals["loss"],
+            entropy=totals["entropy"] / count,
+            bonus_entropy=divide("bonus_entropy", "bonus_tokens"),
+            kl=totals["kl"] / count,
+            kl_loss=divide("kl_loss", "kl_weight"),
+            expected_score=divide("expected_score", "confidences"),
+            stated_mass=divide("stated_mass", "confidences"),
+            clip_fraction=totals["clipped"] / count,
+            ratio_max=totals["ratio_max"],
+            token_ratio_max=totals["token_ratio_max"],
             grad_norm=grad_norm,
             learning_rate=learning_rate,
             computed_tokens=computed_tokens,
@@ -306,9 +297,21 @@ def policy_term(
         )
     term: Tensor = (targets.weights * losses).sum() - (targets.bonus * entropy).sum()
     sums.keep(loss=term)
-    if len(logprobs):
-        with torch.no_grad():
-            _accumulate_statistics(logprobs - targets.old, surrogate, entropy, targets, sums)
+    if not len(logprobs):
+        return term
+    with torch.no_grad():
+        token_log_ratio = logprobs - targets.old
+        ratio, kept_open = surrogate.log_ratio.exp(), targets.bonus != 0
+        sums.totals["tokens"] += len(ratio)
+        sums.keep(
+            kl=(token_log_ratio.expm1() - token_log_ratio).sum(),
+            clipped=surrogate.held.sum(),
+            entropy=entropy.sum(),
+            bonus_entropy=torch.where(kept_open, entropy, 0.0).sum(),
+            bonus_tokens=kept_open.sum(),
+            ratio_max=ratio.max(),
+            token_ratio_max=token_log_ratio.exp().max(),
+        )
     return term
 
 
@@ -335,29 +338,8 @@ def expected_score_term(
     term = compute_expected_score_loss(whole, scores, weights)
     mass = whole.detach().exp()
     sums.keep(loss=term, expected_score=(mass * scores).sum(), stated_mass=mass.sum())
-    sums.confidences += len(numbers) / confidences.values
+    sums.totals["confidences"] += len(numbers) / confidences.values
     return term
-
-
-def _accumulate_statistics(
-    token_log_ratio: Tensor,
-    surrogate: TokenLosses,
-    entropy: Tensor,
-    targets: UpdateTargets,
-    sums: UpdateSums,
-) -> None:
-    """Adds the statistics of one micro-batch of `[M]` tokens, at least one."""
-    ratio, kept_open = surrogate.log_ratio.exp(), targets.bonus != 0
-    sums.tokens += len(ratio)
-    sums.keep(
-        kl=(token_log_ratio.expm1() - token_log_ratio).sum(),
-        clipped=surrogate.held.sum(),
-        entropy=entropy.sum(),
-        bonus_entropy=torch.where(kept_open, entropy, 0.0).sum(),
-        bonus_tokens=kept_open.sum(),
-        ratio_max=ratio.max(),
-        token_ratio_max=token_log_ratio.exp().max(),
-    )
 
 
 CHUNK = 8192

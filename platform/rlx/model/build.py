@@ -200,11 +200,13 @@ def _load_weights(
     Buffers are float32 whatever the dtype. A few models, such as Gemma, would round theirs too:
     these are loaded in float32, and their parameters are rounded then.
     """
+    # The model's own attention where it has sinks, biases of its own, or no attention at all.
+    has_fast_one = getattr(MODEL_FOR_CAUSAL_LM_MAPPING[type(config)], "_supports_sdpa", False)
     model, loading = AutoModelForCausalLM.from_pretrained(
         folder,
         config=config,
         dtype=dtype,
-        attn_implementation=_choose_attention(config),
+        attn_implementation="sdpa" if has_fast_one else "eager",
         trust_remote_code=False,
         output_loading_info=True,
     )
@@ -240,10 +242,3 @@ def _load_model_config(folder: Path, path: str) -> PreTrainedConfig:
         architectures = ", ".join(sorted(named)) or kind
         raise SpecError(f"model.path: {path!r} is not a causal language model but {architectures}")
     return config
-
-
-def _choose_attention(config: PreTrainedConfig) -> str:
-    """The attention with which transformers loads a model: its fast one, or the model's own where
-    it has sinks, biases of its own, or no attention at all."""
-    has_fast_one = getattr(MODEL_FOR_CAUSAL_LM_MAPPING[type(config)], "_supports_sdpa", False)
-    return "sdpa" if has_fast_one else "eager"

@@ -5,7 +5,7 @@ a device goes there weight by weight, in its final precision.
 """
 
 import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -19,9 +19,6 @@ Module = TypeVar("Module", bound=nn.Module)
 
 MIN_KEPT_LAYERS = 2
 """Minimum number of layers to keep: the second one reads what the first one wrote."""
-
-NUMBERS = ("layer_idx", "layer_id", "layer_number", "layer_index")
-"""Attributes with a layer's own number."""
 
 
 def copy_model(
@@ -72,63 +69,35 @@ def convert_weights(model: nn.Module, dtype: torch.dtype) -> None:
 def keep_first_layers(model: nn.Module) -> Iterator[None]:
     """Context manager: the model has only its first layers, at least one of every kind.
 
-    Layers are of one kind if they have the same modules, with the same numbers and flags, and the
-    same entries in the lists of the configuration. A model that does not declare its layers keeps
-    them all.
+    Layers are of one kind if they print the same, and have the same entries in the lists of the
+    configuration. A model that does not declare its layers keeps them all.
     """
+    config: Any = next(m.config for m in model.modules() if hasattr(m, "config"))
+    listed = [v for v in config.get_text_config().to_dict().values() if isinstance(v, list | tuple)]
+
+    def count_needed(layers: nn.ModuleList) -> int:
+        """How many layers there are until each kind has been there."""
+        kinds = [
+            repr((layer, [each[n] for each in listed if len(each) >= len(layers)]))
+            for n, layer in enumerate(layers)
+        ]
+        return max(MIN_KEPT_LAYERS, *(kinds.index(kind) + 1 for kind in set(kinds)))
+
     stacks = [
         (parent, name, layers)
         for parent in model.modules()
         for name, layers in parent.named_children()
-        if isinstance(layers, nn.ModuleList) and _are_layers(layers)
+        if isinstance(layers, nn.ModuleList)
+        and len(layers) > MIN_KEPT_LAYERS
+        and all(isinstance(layer, GradientCheckpointingLayer) for layer in layers)
     ]
     try:
         for parent, name, layers in stacks:
-            setattr(parent, name, layers[: _count_needed(layers, _list_settings(model))])
+            setattr(parent, name, layers[: count_needed(layers)])
         yield
     finally:
         for parent, name, layers in stacks:
             setattr(parent, name, layers)
-
-
-def _are_layers(layers: nn.ModuleList) -> bool:
-    return len(layers) > MIN_KEPT_LAYERS and all(
-        isinstance(x, GradientCheckpointingLayer) for x in layers
-    )
-
-
-def _list_settings(model: nn.Module) -> list[Sequence[Any]]:
-    """The lists in a model's configuration, some of which have an entry for each layer."""
-    config: Any = next(m.config for m in model.modules() if hasattr(m, "config"))
-    settings = config.get_text_config().to_dict().values()
-    return [value for value in settings if isinstance(value, list | tuple)]
-
-
-def _count_needed(layers: nn.ModuleList, settings: Sequence[Sequence[Any]]) -> int:
-    """How many layers there are until each kind has been there."""
-    kinds = [
-        repr((_describe(layer), [s[n] for s in settings if len(s) >= len(layers)]))
-        for n, layer in enumerate(layers)
-    ]
-    return max(MIN_KEPT_LAYERS, *(kinds.index(kind) + 1 for kind in set(kinds)))
-
-
-def _describe(layer: nn.Module) -> list[tuple[str, str, Mapping[str, Any]]]:
-    """A layer's modules with their numbers and flags, but for its own number."""
-    shapes = {name: tuple(p.shape) for name, p in layer.named_parameters()}
-    return [
-        (
-            name,
-            type(module).__name__,
-            {
-                key: value
-                for key, value in vars(module).items()
-                if isinstance(value, bool | int | float | str | None) and key not in NUMBERS
-            }
-            | {key: shape for key, shape in shapes.items() if not name},
-        )
-        for name, module in layer.named_modules()
-    ]
 
 
 class StoredForm:

@@ -62,23 +62,18 @@ class _DialogueBase(ABC):
     def __init__(
         self, tokenizer: "PreTrainedTokenizerBase | Vocabulary", end_ids: Sequence[int]
     ) -> None:
-        self._tokenizer: Any = tokenizer
+        self.tokenizer: Any = tokenizer
         self._pieces: dict[int, str] = {}
         named = tokenizer.added_tokens_decoder.values()
         self._control = [token.content for token in named if token.special]
         self.end_ids = tuple(end_ids)
-
-    @property
-    def tokenizer(self) -> Any:
-        """The model's tokenizer."""
-        return self._tokenizer
 
     def read(self, token_ids: Sequence[int]) -> tuple[str, tuple[int, ...]]:
         """Returns the text without the end token, and the characters decoded after every token."""
         content = list(token_ids)
         if self._is_closed(content):
             content.pop()
-        text = self._decode(content)
+        text = self.decode_tokens(content)
         ends = self._ends(content, text)
         return text, (*ends, *[len(text)] * (len(token_ids) - len(content)))
 
@@ -88,8 +83,8 @@ class _DialogueBase(ABC):
         Raises:
             SpecError: the vocabulary has no token for part of the text.
         """
-        ids = self._tokenizer.encode(text, add_special_tokens=False)
-        unknown = self._tokenizer.unk_token_id
+        ids = self.tokenizer.encode(text, add_special_tokens=False)
+        unknown = self.tokenizer.unk_token_id
         # Byte-level vocabularies can encode everything, and often use the end token as unk token.
         if unknown is not None and unknown in ids and unknown not in self.end_ids:
             raise SpecError(
@@ -119,11 +114,11 @@ class _DialogueBase(ABC):
     def read_reply(self, text: str, context: Sequence[int], tools: Sequence[Schema]) -> ReadReply:
         """See `rlx.rollout.Dialogue`. Calls are read as the tokenizer says how (`parse_response`),
         or else as JSON, or a function in tags, between `<tool_call>` and `</tool_call>`."""
-        if getattr(self._tokenizer, "response_template", None) is None:
+        if getattr(self.tokenizer, "response_template", None) is None:
             return read_calls(text, tools, bare=self._writes_bare_calls)
         before = self.decode_tokens(context)
         try:
-            found = self._tokenizer.parse_response(text, prefix=before, tools=list(tools))
+            found = self.tokenizer.parse_response(text, prefix=before, tools=list(tools))
         except ValueError as error:  # the model did not keep to its own form
             return ReadReply(text, (ToolCall("", fault=str(error)),))
         calls = [
@@ -138,38 +133,15 @@ class _DialogueBase(ABC):
         """Whether a call is a turn that is JSON and nothing else."""
         return False
 
-    @abstractmethod
-    def encode_results(
-        self,
-        results: Sequence[tuple[ToolCall, str]],
-        text: str,
-        after: Sequence[int],
-        tools: Sequence[Schema],
-        prefix: str = "",
-    ) -> TurnPrompt:
-        """See `rlx.rollout.Dialogue`."""
-
-    @abstractmethod
-    def write_call(self, call: ToolCall) -> str:
-        """Writes a call of a tool as the model is to write it."""
-
-    @abstractmethod
-    def check_tools(self, tools: Sequence[Schema]) -> None:
-        """Checks that the tools, calls of them and their results can be written.
-
-        Raises:
-            SpecError: the model's chat template does not.
-        """
-
     def piece(self, token: int) -> str:
         """Decodes a single token; special tokens decode to their names."""
         if token not in self._pieces:
-            self._pieces[token] = self._decode([token])
+            self._pieces[token] = self.decode_tokens([token])
         return self._pieces[token]
 
     def _describe(self, text: str, token: int) -> str:
         """Says which part of a text a token's first occurrence encodes, and in which context."""
-        encoding = self._tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+        encoding = self.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
         start, stop = encoding["offset_mapping"][encoding["input_ids"].index(token)]
         before, after = max(0, start - NEARBY), stop + NEARBY
         left, right = "…" if before else "", "…" if after < len(text) else ""
@@ -177,17 +149,14 @@ class _DialogueBase(ABC):
 
     def decode_tokens(self, ids: Sequence[int]) -> str:
         """Decodes tokens; special tokens decode to their names."""
-        return self._decode(ids)
-
-    def _is_closed(self, turn: Sequence[int]) -> bool:
-        return bool(turn) and turn[-1] in self.end_ids
-
-    def _decode(self, ids: Sequence[int]) -> str:
         return str(
-            self._tokenizer.decode(
+            self.tokenizer.decode(
                 ids, skip_special_tokens=False, clean_up_tokenization_spaces=False
             )
         )
+
+    def _is_closed(self, turn: Sequence[int]) -> bool:
+        return bool(turn) and turn[-1] in self.end_ids
 
     def _ends(self, ids: Sequence[int], text: str) -> list[int]:
         """Returns the lengths of the decoded prefixes.
@@ -203,8 +172,8 @@ class _DialogueBase(ABC):
         lengths, total = [], 0
         before = start = 0  # ids[before:start] are complete characters, ids[start:] may not be
         for stop in range(1, len(ids) + 1):
-            known = len(self._decode(ids[before:start]))
-            fresh = self._decode(ids[before:stop])[known:]
+            known = len(self.decode_tokens(ids[before:start]))
+            fresh = self.decode_tokens(ids[before:stop])[known:]
             whole = fresh.rstrip(INCOMPLETE)
             lengths.append(total + len(whole))
             if whole == fresh:
@@ -278,8 +247,7 @@ class PlainDialogue(_DialogueBase):
         """
         has_system = messages[0]["role"] == "system"
         system, talk = messages[0]["content"] if has_system else "", messages[has_system:]
-        alternating = [("user", "assistant")[number % 2] for number in range(len(talk))]
-        if len(talk) % 2 == 0 or [m["role"] for m in talk] != alternating or tools:
+        if tools or not _take_turns(talk):
             raise SpecError(
                 "this model has no chat template: its messages are one of the system, if any, and "
                 "then those of user and assistant in turn, the user's last, without tools"
@@ -299,8 +267,7 @@ class PlainDialogue(_DialogueBase):
         Raises:
             SpecError: there are other messages, or tools.
         """
-        alternating = [("user", "assistant")[number % 2] for number in range(len(messages))]
-        if len(messages) % 2 == 0 or [m["role"] for m in messages] != alternating or tools:
+        if tools or not _take_turns(messages):
             raise SpecError(
                 "this model has no chat template: after a turn, its messages are those of user and "
                 "assistant in turn, the user's first and last, without tools"
@@ -353,7 +320,12 @@ class ChatDialogue(_DialogueBase):
 
     def __init__(self, tokenizer: "PreTrainedTokenizerBase", end_ids: Sequence[int]) -> None:
         super().__init__(tokenizer, end_ids)
-        self._takes_system = self._accepts_system_message()
+        word = _build_placeholder("")
+        shown = [_build_message("system", word), _build_message("user", "?")]
+        try:  # some templates reject system messages, some drop them
+            self._takes_system = word in self._render(shown)
+        except SpecError:
+            self._takes_system = False
         self._closing = self._closing_ids()
         self.end_ids = tuple(dict.fromkeys((*self._closing[-1:], *end_ids)))
 
@@ -372,7 +344,7 @@ class ChatDialogue(_DialogueBase):
             messages.insert(0, _build_message("system", system))
         elif system:
             messages[0]["content"] = _prepend_system_message(messages[0]["content"], system)
-        return self.encode(self._render(messages, tools=tools) + prefix)
+        return self.encode(self._render(messages, tools) + prefix)
 
     def encode_results(
         self,
@@ -470,16 +442,25 @@ class ChatDialogue(_DialogueBase):
     def _write_chat(
         self,
         messages: Sequence[Mapping[str, Any]],
-        tools: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] = (),
         *,
         prompt: bool = True,
+        refusal: str = "the model's chat template refuses these messages: {}",
     ) -> str:
-        from jinja2 import TemplateError
+        from jinja2 import TemplateError  # imported here: most dialogues have no template
 
         try:
-            return self._apply_template(messages, tools=tools, prompt=prompt)
+            return str(
+                self.tokenizer.apply_chat_template(
+                    list(messages),
+                    tools=list(tools) or None,
+                    tokenize=False,
+                    add_generation_prompt=prompt,
+                    strftime_now=TEMPLATE_DAY.strftime,  # in place of the clock's
+                )
+            )
         except (TemplateError, ValueError, TypeError, KeyError) as error:
-            raise SpecError(f"the model's chat template refuses these messages: {error}") from error
+            raise SpecError(refusal.format(error)) from error
 
     def reply(self, text: str, after: Sequence[int], prefix: str = "") -> tuple[int, ...]:
         """Returns the tokens that close the turn `after`, the text, and the next turn's header.
@@ -526,23 +507,13 @@ class ChatDialogue(_DialogueBase):
         turn in its middle: optional whitespace and a special token.
         """
         last, middle = (self.encode(self._render_turn_suffix(text)) for text in (None, "?"))
-        special = self._tokenizer.added_tokens_decoder
+        special = self.tokenizer.added_tokens_decoder
         for n, (token, other) in enumerate(zip(last, middle, strict=False)):
             if token == other and token in special:
                 return last[: n + 1]
             if token != other or self.piece(token).strip():
                 break
         return ()
-
-    def _accepts_system_message(self) -> bool:
-        """Whether the template renders system messages; some reject them, some drop them."""
-        word = _build_placeholder("")
-        try:
-            return word in self._render(
-                [_build_message("system", word), _build_message("user", "?")]
-            )
-        except SpecError:
-            return False
 
     def _render_turn_suffix(self, text: str | None) -> str:
         """Renders what follows a turn: the user message `text`, or nothing if None."""
@@ -560,41 +531,26 @@ class ChatDialogue(_DialogueBase):
 
     def _render(
         self,
-        messages: list[dict[str, str]],
-        *,
-        tools: Sequence[Schema] = (),
-        prompt: bool = True,
-    ) -> str:
-        from jinja2 import TemplateError  # imported here: most dialogues have no template
-
-        try:
-            return self._apply_template(messages, tools=tools, prompt=prompt)
-        except (TemplateError, ValueError) as error:
-            raise SpecError(
-                f"the model's chat template cannot be used ({error}); set model.chat_template: "
-                "false to use plain text"
-            ) from error
-
-    def _apply_template(
-        self,
         messages: Sequence[Mapping[str, Any]],
-        *,
         tools: Sequence[Mapping[str, Any]] = (),
+        *,
         prompt: bool = True,
     ) -> str:
-        return str(
-            self._tokenizer.apply_chat_template(
-                list(messages),
-                tools=list(tools) or None,
-                tokenize=False,
-                add_generation_prompt=prompt,
-                strftime_now=TEMPLATE_DAY.strftime,  # in place of the clock's
-            )
+        refusal = (
+            "the model's chat template cannot be used ({}); set model.chat_template: false to use "
+            "plain text"
         )
+        return self._write_chat(messages, tools, prompt=prompt, refusal=refusal)
 
 
 ModelDialogue = PlainDialogue | ChatDialogue
 """A model's dialogue format; see `rlx.rollout.Dialogue`."""
+
+
+def _take_turns(messages: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether messages are the user's and the assistant's in turn, the user's first and last."""
+    roles = [message["role"] for message in messages]
+    return len(roles) % 2 == 1 and roles == (["user", "assistant"] * len(roles))[: len(roles)]
 
 
 def _build_message(role: str, content: str) -> dict[str, str]:
@@ -626,12 +582,8 @@ class DemonstrationTokens:
     is_own: tuple[bool, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class _TurnTokens:
-    """A turn, and the prompt or observation tokens before it."""
-
-    opening: tuple[int, ...]
-    turn: tuple[int, ...]
+_TurnTokens = tuple[tuple[int, ...], tuple[int, ...]]
+"""The prompt or observation tokens before a turn, and those of the turn."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -656,15 +608,14 @@ class DemonstrationPlayer:
         """
         ids: list[int] = []
         own: list[bool] = []
-        for tokens in self._iterate_turns(dialogue, index):
-            ids += [*tokens.opening, *tokens.turn]
-            own += [*[False] * len(tokens.opening), *[True] * len(tokens.turn)]
+        for opening, turn in self._iterate_turns(dialogue, index):
+            ids += [*opening, *turn]
+            own += [*[False] * len(opening), *[True] * len(turn)]
         return DemonstrationTokens(tuple(ids), tuple(own))
 
     def list_parts(self, dialogue: ModelDialogue, index: int) -> list[tuple[int, ...]]:
         """Returns the tokens of what is encoded as one text: each prompt and each turn."""
-        turns = self._iterate_turns(dialogue, index)
-        return [part for tokens in turns for part in (tokens.opening, tokens.turn)]
+        return [part for parts in self._iterate_turns(dialogue, index) for part in parts]
 
     def _iterate_turns(self, dialogue: ModelDialogue, index: int) -> Iterator[_TurnTokens]:
         seed = derive_seed(self.spec.seed, "demonstration", index)
@@ -683,9 +634,8 @@ class DemonstrationPlayer:
                 *(talk, problem, seed, dialogue, self.task, self.environment),
                 player=index % talk.players,
             )
-        return self._iterate_demonstration_turns(
-            dialogue, self.task.problem("train", index, start), seed
-        )
+        problem = self.task.problem("train", index, start)
+        return self._iterate_demonstration_turns(dialogue, problem, seed)
 
     def _iterate_demonstration_turns(
         self, dialogue: ModelDialogue, problem: Problem, seed: int
@@ -706,35 +656,7 @@ class DemonstrationPlayer:
             stopped = text.endswith(turn_spec.stop) if turn_spec.stop else False
             rest = remove_prefix(text, turn_spec.prefix)
             turn = (*dialogue.encode(rest), *(() if stopped else dialogue.end_ids[:1]))
-            yield _TurnTokens(opening, turn)
-
-
-def _encode_turn(dialogue: ModelDialogue, text: str, plan: EnvironmentPlan) -> tuple[int, ...]:
-    """Returns the tokens of a turn; like a sampled turn, one with a stop string has no end
-    token."""
-    stopped = any(stop in text for stop in plan.turn.stop)
-    rest = remove_prefix(text, plan.turn.prefix)
-    return (*dialogue.encode(rest), *(() if stopped else dialogue.end_ids[:1]))
-
-
-def _parse_turn(
-    dialogue: ModelDialogue, turn: tuple[int, ...], plan: EnvironmentPlan, number: int
-) -> tuple[str, dict[str, str]]:
-    """Returns the text and spans of a turn, parsed from its tokens like those of a sampled turn."""
-    text, ends = read_turn(dialogue, turn, plan.turn.prefix)
-    spans = find_spans(text, ends, plan.turn.spans, first_turn=number == 1)
-    return text, {name: span.text for name, span in spans.items()}
-
-
-def _begin_episode(host: LocalHost, problem: Problem, seed: int) -> Any:
-    try:
-        (state,) = host.reset([(problem.fields, derive_seed(seed, "environment"))])
-    except Exception as error:
-        raise PluginError(
-            f"rollout.environment: it cannot begin with the task's problem {problem.id!r}: "
-            f"{type(error).__name__}: {error}; it may be made for the problems of another task"
-        ) from error
-    return state
+            yield opening, turn
 
 
 def _iterate_environment_turns(
@@ -751,7 +673,13 @@ def _iterate_environment_turns(
     In self-play the script plays both players, and the turns of one are yielded.
     """
     host = LocalHost(environment)
-    state = _begin_episode(host, problem, seed)
+    try:
+        (state,) = host.reset([(problem.fields, derive_seed(seed, "environment"))])
+    except Exception as error:
+        raise PluginError(
+            f"rollout.environment: it cannot begin with the task's problem {problem.id!r}: "
+            f"{type(error).__name__}: {error}; it may be made for the problems of another task"
+        ) from error
     sides = tuple(_ScriptedPlayer() for _ in range(plan.players))
     sides[0].opening = plan.opening(problem, dialogue).token_ids
     mover = 0
@@ -759,10 +687,15 @@ def _iterate_environment_turns(
         while (side := sides[mover]).number <= plan.last:
             drawn = derive_seed(seed, "player", mover) if mover else seed
             text = task.act(problem, side.turns, side.observations, drawn)
-            turn = _encode_turn(dialogue, text, plan)
+            # Like a sampled turn, one with a stop string has no end token, and is read from tokens.
+            stopped = any(stop in text for stop in plan.turn.stop)
+            own = dialogue.encode(remove_prefix(text, plan.turn.prefix))
+            turn = (*own, *(() if stopped else dialogue.end_ids[:1]))
             if mover == player:
-                yield _TurnTokens(side.opening, turn)
-            said, spans = _parse_turn(dialogue, turn, plan, side.number)
+                yield side.opening, turn
+            said, ends = read_turn(dialogue, turn, plan.turn.prefix)
+            found = find_spans(said, ends, plan.turn.spans, first_turn=side.number == 1)
+            spans = {name: span.text for name, span in found.items()}
             whose = mover if plan.players > 1 else None
             calls = plan.read_calls(dialogue, said, side.opening)
             action = plan.build_action(said, spans, side.number, player=whose, calls=calls)

@@ -13,9 +13,8 @@ import hashlib
 import json
 import os
 import re
-import shutil
 import tempfile
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
@@ -28,7 +27,6 @@ from rlx.spec import ModelFiles
 
 if TYPE_CHECKING:
     from tokenizers.pre_tokenizers import PreTokenizer
-    from transformers import PreTrainedTokenizerBase
 
 
 SUFFIX = ".gguf"
@@ -65,12 +63,6 @@ def check_gguf_file(file: Path) -> None:
         )
 
 
-def find_imported_folder(file: Path) -> Path | None:
-    """Returns the folder that a file has been imported to, or None."""
-    folder = _locate_import(file)
-    return folder if folder.is_dir() else None
-
-
 def import_gguf_file(file: Path) -> Path:
     """Imports a file, unless that has been done, and returns its folder in the cache.
 
@@ -86,12 +78,8 @@ def import_gguf_file(file: Path) -> Path:
     check_gguf_file(file)
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix="import-") as made:
-        _convert(file, Path(made))
         complete = Path(made, "complete")
-        complete.mkdir()
-        for part in list(Path(made).iterdir()):
-            if part != complete:
-                shutil.move(part, complete)
+        _convert(file, complete)
         try:
             complete.rename(folder)  # appears whole or not at all
         except OSError:
@@ -153,9 +141,9 @@ def _read_header(file: Path) -> tuple[dict[str, Any], dict[str, tuple[int, ...]]
         fields = {name: field.contents() for name, field in reader.fields.items()}
         return fields, {one.name: tuple(map(int, reversed(one.shape))) for one in reader.tensors}
     except (OSError, ValueError, IndexError, KeyError) as error:
-        why = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise EnvironmentFault(
-            f"model.path: {str(file)!r} cannot be read as GGUF ({why}); fetch it again"
+            f"model.path: {str(file)!r} cannot be read as GGUF ({first_line(error)}); fetch it "
+            "again"
         ) from error
 
 
@@ -167,10 +155,16 @@ def _convert(file: Path, folder: Path) -> None:
     place: dict[str, Any] = {"gguf_file": file.name}
     tokenizer = AutoTokenizer.from_pretrained(file.parent, **place)
     if header.get("tokenizer.ggml.model") == "gpt2":
-        tokenizer.backend_tokenizer.pre_tokenizer = _build_pre_tokenizer(
-            header["tokenizer.ggml.pre"]
-        )
-    _check_vocabulary(tokenizer, header.get("tokenizer.ggml.tokens", ()), file)
+        pre_tokenizer = _build_pre_tokenizer(header["tokenizer.ggml.pre"])
+        tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizer
+    tokens = header.get("tokenizer.ggml.tokens", ())
+    found = tokenizer.convert_ids_to_tokens(list(range(len(tokens))))
+    for number, (expected, token) in enumerate(zip(tokens, found, strict=True)):
+        if token != expected:
+            raise EnvironmentFault(
+                f"model.path: token {number} of {str(file)!r} is {expected!r}, and transformers "
+                f"reads {token!r}; give a folder in the Hugging Face layout"
+            )
     model = AutoModelForCausalLM.from_pretrained(file.parent, dtype=torch.float32, **place)
     model.hf_quantizer = None  # its weights are plain tensors by now
     if hasattr(model.config, "quantization_config"):
@@ -183,31 +177,14 @@ def _build_pre_tokenizer(name: str) -> "PreTokenizer":
     """Builds the pre-tokenizer of a byte-level vocabulary, as llama.cpp defines its name."""
     from tokenizers import Regex, pre_tokenizers
 
-    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=name not in _PATTERNS)
+    steps: list[Any] = []
     if name in _PATTERNS:
-        split = pre_tokenizers.Split(Regex(_PATTERNS[name]), behavior="isolated")
-        return pre_tokenizers.Sequence([split, byte_level])
-    if name == "smollm":
-        digits = pre_tokenizers.Digits(individual_digits=True)
-        return pre_tokenizers.Sequence([digits, byte_level])
-    return byte_level
-
-
-def _check_vocabulary(
-    tokenizer: "PreTrainedTokenizerBase", tokens: Sequence[str], file: Path
-) -> None:
-    """Checks that every id has the token that the file gives it.
-
-    Raises:
-        EnvironmentFault: one has another.
-    """
-    found = tokenizer.convert_ids_to_tokens(list(range(len(tokens))))
-    for number, (expected, token) in enumerate(zip(tokens, found, strict=True)):
-        if token != expected:
-            raise EnvironmentFault(
-                f"model.path: token {number} of {str(file)!r} is {expected!r}, and transformers "
-                f"reads {token!r}; give a folder in the Hugging Face layout"
-            )
+        steps.append(pre_tokenizers.Split(Regex(_PATTERNS[name]), behavior="isolated"))
+    elif name == "smollm":
+        steps.append(pre_tokenizers.Digits(individual_digits=True))
+    use_regex = name not in _PATTERNS
+    steps.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=use_regex))
+    return pre_tokenizers.Sequence(steps)
 
 
 HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
@@ -276,18 +253,13 @@ def find_local_files(spec: ModelFiles) -> Path | None:
     """
     folder = expand_path(spec.path)
     if (file := find_gguf_file(spec)) is not None:
-        return find_imported_folder(file)
+        imported = _locate_import(file)
+        return imported if imported.is_dir() else None
     if not folder.is_dir():
-        from huggingface_hub import try_to_load_from_cache
-        from huggingface_hub.errors import HFValidationError
-
-        try:
-            config = try_to_load_from_cache(spec.path, CONFIG, revision=spec.revision)
-        except HFValidationError:
+        snapshot = _find_snapshot(spec)
+        if snapshot is None:
             return None
-        if not isinstance(config, str):
-            return None
-        folder = Path(config).parent
+        folder = snapshot
     has_tokenizer = any((folder / name).is_file() for name in TOKENIZERS)
     return folder if has_tokenizer and (folder / CONFIG).is_file() else None
 
@@ -339,26 +311,30 @@ def _find_local_model(spec: ModelFiles) -> Path | None:
             f"model.path: there is no folder {spec.path!r} on this machine; give a folder that "
             "contains a model, or a name on the hub such as 'Qwen/Qwen2.5-1.5B-Instruct'"
         )
-    return _find_cached_snapshot(spec)
+    from huggingface_hub import is_offline_mode
 
-
-def _find_cached_snapshot(spec: ModelFiles) -> Path | None:
-    """Returns the snapshot in the Hub cache if it is complete."""
-    from huggingface_hub import is_offline_mode, try_to_load_from_cache
-
-    config = try_to_load_from_cache(spec.path, CONFIG, revision=spec.revision)
-    snapshot = Path(config).parent if isinstance(config, str) else None
+    snapshot = _find_snapshot(spec)
     missing = ["every file"] if snapshot is None else _find_missing_files(snapshot)
-    if not missing:
-        return snapshot
-    if is_offline_mode():
+    if missing and is_offline_mode():
         raise EnvironmentFault(
             f"model.path: there is no folder {spec.path!r} on this machine, the hub's cache lacks "
             f"{', '.join(missing)} of {_format_model_name(spec)}, and HF_HUB_OFFLINE is set; "
             "give a local "
             f"folder, fetch it first with `{_fetch_command(spec)}`, or unset HF_HUB_OFFLINE"
         )
-    return None
+    return None if missing else snapshot
+
+
+def _find_snapshot(spec: ModelFiles) -> Path | None:
+    """Returns the snapshot in the Hub's cache that has the configuration, complete or not."""
+    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
+
+    try:
+        config = try_to_load_from_cache(spec.path, CONFIG, revision=spec.revision)
+    except HFValidationError:  # no name on the hub
+        return None
+    return Path(config).parent if isinstance(config, str) else None
 
 
 def _list_hub_files(spec: ModelFiles) -> set[str]:
@@ -369,7 +345,21 @@ def _list_hub_files(spec: ModelFiles) -> set[str]:
     try:
         info = HfApi().model_info(spec.path, revision=spec.revision, timeout=HUB_SECONDS)
     except errors.HfHubHTTPError as error:
-        raise EnvironmentFault(f"model.path: {_describe_hub_error(error, name)}") from error
+        status = getattr(getattr(error, "response", None), "status_code", None)
+        why = f"the hub cannot list the files of {name} ({first_line(error)}); try again later"
+        if isinstance(error, errors.RevisionNotFoundError):
+            why = f"the hub has no {name}; leave model.revision out, or give one that exists"
+        elif isinstance(error, errors.GatedRepoError) or status == 403:
+            why = (
+                f"{name} is gated on the hub; accept its terms on its page and run `hf auth "
+                "login`, or give a local folder"
+            )
+        elif isinstance(error, errors.RepositoryNotFoundError) or status in (401, 404):
+            why = (
+                f"there is no such folder on this machine, and {name} is not visible on the hub; "
+                "check the spelling, run `hf auth login` if it is private, or give a local folder"
+            )
+        raise EnvironmentFault(f"model.path: {why}") from error
     except Exception as error:  # whatever the hub's HTTP library raises
         raise EnvironmentFault(
             f"model.path: there is no folder {spec.path!r} on this machine, {name} is not in the "
@@ -383,26 +373,6 @@ def _list_hub_files(spec: ModelFiles) -> set[str]:
             "Hugging Face layout"
         )
     return names
-
-
-def _describe_hub_error(error: Exception, name: str) -> str:
-    """Explains an error response of the Hub."""
-    from huggingface_hub import errors
-
-    status = getattr(getattr(error, "response", None), "status_code", None)
-    if isinstance(error, errors.RevisionNotFoundError):
-        return f"the hub has no {name}; leave model.revision out, or give one that exists"
-    if isinstance(error, errors.GatedRepoError) or status == 403:
-        return (
-            f"{name} is gated on the hub; accept its terms on its page and run `hf auth login`, "
-            "or give a local folder"
-        )
-    if isinstance(error, errors.RepositoryNotFoundError) or status in (401, 404):
-        return (
-            f"there is no such folder on this machine, and {name} is not visible on the hub; "
-            "check the spelling, run `hf auth login` if it is private, or give a local folder"
-        )
-    return f"the hub cannot list the files of {name} ({first_line(error)}); try again later"
 
 
 def _fetch_snapshot(spec: ModelFiles) -> Path:
@@ -432,14 +402,11 @@ def _check_folder(folder: Path, path: str) -> None:
                 f"{' and no '.join(missing)}; give a folder in the Hugging Face layout, as "
                 "written by `save_pretrained` of model and tokenizer"
             )
-        _check_config(_read_json_object(folder / CONFIG), path)
+        config = _read_json_object(folder / CONFIG)
         for file in _weight_files(folder):
             _check_weights(file)
     except OSError as error:
         raise EnvironmentFault(f"model.path: {path!r} cannot be read ({error.strerror})") from error
-
-
-def _check_config(config: dict[str, Any], path: str) -> None:
     if config.get("is_encoder_decoder"):
         raise SpecError(
             f"model.path: {path!r} is an encoder-decoder ({config.get('model_type')}); rlx trains "

@@ -98,20 +98,16 @@ def find_target_layers(model: PreTrainedModel, targets: tuple[str, ...]) -> list
             continue
         named = [name for name in linear if f".{name}".endswith(f".{target}")]
         if not named:
-            raise _build_target_error(target, linear)
+            names = sorted({name.rpartition(".")[2] for name in linear})
+            near = did_you_mean(target, [*names, ALL])
+            guess = f" (did you mean {near!r}?)" if near else ""
+            raise SpecError(
+                "model.lora.targets: this model has no linear layer named "
+                f"'{escape_unprintable(target)}' that can take an adapter{guess}; available: "
+                f"{', '.join(map(escape_unprintable, names))}, and {ALL}"
+            )
         chosen.update(named)
     return sorted(chosen)
-
-
-def _build_target_error(target: str, linear: list[str]) -> SpecError:
-    names = sorted({name.rpartition(".")[2] for name in linear})
-    near = did_you_mean(target, [*names, ALL])
-    guess = f" (did you mean {near!r}?)" if near else ""
-    return SpecError(
-        f"model.lora.targets: this model has no linear layer named '{escape_unprintable(target)}' "
-        f"that can take an adapter{guess}; available: "
-        f"{', '.join(map(escape_unprintable, names))}, and {ALL}"
-    )
 
 
 def _find_adapted_layers(model: PreTrainedModel) -> dict[str, Linear]:
@@ -193,22 +189,6 @@ def adapter_weights(model: PreTrainedModel, whole: Whole = Tensor.detach) -> dic
     }
 
 
-def save_adapter(model: PreTrainedModel, weights: Mapping[str, Tensor], folder: Path) -> None:
-    """Writes an adapter in peft's format; its base is the model that training started from.
-
-    Args:
-        model: the adapted model.
-        weights: from `adapter_weights`.
-        folder: created if missing.
-    """
-    from peft.utils import CONFIG_NAME, SAFETENSORS_WEIGHTS_NAME
-
-    model.peft_config[NAME].save_pretrained(folder)
-    ready = {name: weight.cpu().contiguous() for name, weight in weights.items()}
-    save_file(ready, folder / SAFETENSORS_WEIGHTS_NAME, metadata={"format": "pt"})
-    share_weights(folder / CONFIG_NAME)
-
-
 def write_model(
     policy: Policy, weights: Mapping[str, Tensor], adapter: Mapping[str, Tensor], folder: Path
 ) -> None:
@@ -223,4 +203,9 @@ def write_model(
     """
     policy.save(folder, weights)
     if adapter:
-        save_adapter(policy.model, adapter, folder / "adapter")
+        from peft.utils import CONFIG_NAME, SAFETENSORS_WEIGHTS_NAME
+
+        policy.model.peft_config[NAME].save_pretrained(folder / "adapter")
+        ready = {name: weight.cpu().contiguous() for name, weight in adapter.items()}
+        save_file(ready, folder / "adapter" / SAFETENSORS_WEIGHTS_NAME, metadata={"format": "pt"})
+        share_weights(folder / "adapter" / CONFIG_NAME)

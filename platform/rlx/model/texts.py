@@ -4,9 +4,8 @@ Nothing here imports transformers for a tiny model.
 """
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache, partial
 from itertools import chain
 from typing import cast
 
@@ -18,7 +17,6 @@ from rlx.model.vocabulary import SPECIAL_TOKENS, Vocabulary
 from rlx.plugin import Environment, ListsProblems, Problem, Split, Task
 from rlx.plugin_calls import show_plugin_output
 from rlx.rollout import (
-    Dialogue,
     PromptFit,
     build_rollout_plan,
     describe_tools,
@@ -83,13 +81,8 @@ def list_text_sources(spec: ExperimentSpec, plugins: ExperimentPlugins) -> list[
 # Choosing a tokenizer ----------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class _ExperimentTexts:
-    """The texts of an experiment, which are read only if no equal experiment's have been."""
-
-    experiment: str
-    sample: int
-    list_sources: Callable[[], Sequence[TextSource]] = field(compare=False)
+_CHOSEN: dict[tuple[str, int, bool], Vocabulary] = {}
+"""Earlier choices: a submission asks three times, each member of a group again."""
 
 
 def choose_vocabulary(
@@ -111,26 +104,21 @@ def choose_vocabulary(
     model = cast(TinyModelSpec, spec.model)
     if model.tokenizer not in (None, "train"):
         return load_vocabulary(model)
-    experiment = f"{plugins.compute_digest(spec)} {plugins.list_records()}"
-    sources = partial(list_text_sources, spec, plugins)
-    return _choose_by_texts(_ExperimentTexts(experiment, sample, sources), model.tokenizer is None)
-
-
-@lru_cache(maxsize=8)  # a submission asks three times, each member of a group again
-def _choose_by_texts(experiment: _ExperimentTexts, may_be_closed: bool) -> Vocabulary:
-    # A warm start's demonstrations are those of the first.
-    first, *others = experiment.list_sources()
-    found = chain(
-        _list_prompts(first, experiment.sample),
-        _list_demonstrations(first, experiment.sample),
-        *(_list_prompts(source, experiment.sample) for source in others),
-    )
-    texts = list(dict.fromkeys(found))
-    for name in CLOSED_VOCABULARIES if may_be_closed else ():
-        closed = Vocabulary.load_shipped(name)
-        if all(closed.unk_token_id not in closed.encode(text) for text in texts):
-            return closed
-    return Vocabulary.train(texts)
+    may_be_closed = model.tokenizer is None
+    key = f"{plugins.compute_digest(spec)} {plugins.list_records()}", sample, may_be_closed
+    if key not in _CHOSEN:
+        # A warm start's demonstrations are those of the first.
+        first, *others = list_text_sources(spec, plugins)
+        found = chain(
+            _list_prompts(first, sample),
+            _list_demonstrations(first, sample),
+            *(_list_prompts(source, sample) for source in others),
+        )
+        texts = list(dict.fromkeys(found))
+        shipped = map(Vocabulary.load_shipped, CLOSED_VOCABULARIES if may_be_closed else ())
+        fitting = (v for v in shipped if all(v.unk_token_id not in v.encode(t) for t in texts))
+        _CHOSEN[key] = next(fitting, None) or Vocabulary.train(texts)
+    return _CHOSEN[key]
 
 
 def _list_prompts(source: TextSource, sample: int) -> Iterator[str]:
@@ -204,7 +192,13 @@ def find_text_faults(
             faults += _check_problems(fit, problems, path, spec)
         if spec.model.warm_start is not None and number == 0:
             player = DemonstrationPlayer(spec, source.demonstrations, source.environment)
-            faults += _check_demonstrations(player, dialogue, most)
+            checked = min(CHECKED_DEMONSTRATIONS, most or CHECKED_DEMONSTRATIONS)
+            try:
+                for index in range(checked):
+                    player.episode(dialogue, index)
+            except SpecError as error:
+                path = "model", "warm_start"
+                faults.append(_build_vocabulary_fault(spec, path, str(error)))
     causes: dict[tuple[KeyPath, tuple[str, ...]], Diagnostic] = {}
     for fault in faults:
         causes.setdefault((fault.path, fault.helps), fault)
@@ -233,20 +227,15 @@ def _draw_problems(
         yield problem
 
 
-def _writes_any_text(dialogue: Dialogue) -> bool:
-    """Whether a tokenizer has tokens for all characters, such as one of bytes."""
-    try:
-        dialogue.encode("ʬ\N{MATHEMATICAL BOLD CAPITAL A}\N{GRINNING FACE}")
-    except SpecError:
-        return False
-    return True
-
-
 def _check_problems(
     fit: PromptFit, problems: Iterator[Problem], path: KeyPath, spec: ExperimentSpec
 ) -> Iterator[Diagnostic]:
     """Checks that problems can be written and fit, as `rollout.max_prompt_tokens` has it."""
-    any_text = _writes_any_text(fit.dialogue)
+    any_text = True
+    try:  # a tokenizer of bytes, for one, has tokens for all characters
+        fit.dialogue.encode("ʬ\N{MATHEMATICAL BOLD CAPITAL A}\N{GRINNING FACE}")
+    except SpecError:
+        any_text = False
     count, too_long = 0, list[str]()  # of tasks that repeat problems, too
     try:
         frame = measure_prompt(fit.plan, Problem(id="", prompt="", fields={}), fit.dialogue)
@@ -273,17 +262,6 @@ def _check_problems(
         else f"raise rollout.max_prompt_tokens.limit or {room}",
         kind="value",
     )
-
-
-def _check_demonstrations(
-    player: DemonstrationPlayer, dialogue: ModelDialogue, most: int | None
-) -> Iterator[Diagnostic]:
-    """Checks that the first demonstrations of the warm start can be written."""
-    try:
-        for number in range(min(CHECKED_DEMONSTRATIONS, most or CHECKED_DEMONSTRATIONS)):
-            player.episode(dialogue, number)
-    except SpecError as error:
-        yield _build_vocabulary_fault(player.spec, ("model", "warm_start"), str(error))
 
 
 def _build_vocabulary_fault(spec: ExperimentSpec, path: KeyPath, message: str) -> Diagnostic:

@@ -238,9 +238,9 @@ class TokenBytes:
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
         self._added = tokenizer.added_tokens_decoder
-        backend = getattr(tokenizer, "backend_tokenizer", None)
-        decoder = getattr(backend, "decoder", None)
-        self._kinds = _list_decoder_kinds(decoder)
+        decoder = getattr(getattr(tokenizer, "backend_tokenizer", None), "decoder", None)
+        state = {} if decoder is None else json.loads(decoder.__getstate__())
+        self._kinds = {step.get("type") for step in (state, *state.get("decoders", ()))}
         self._alphabet = _build_byte_alphabet() if "ByteLevel" in self._kinds else {}
 
     def __call__(self, token: int) -> bytes | None:
@@ -256,14 +256,6 @@ class TokenBytes:
             byte = BYTE_PIECE.fullmatch(piece)
             return bytes.fromhex(byte[1]) if byte else piece.replace(SPACE, " ").encode()
         return str(self._tokenizer.decode([token])).encode()
-
-
-def _list_decoder_kinds(decoder: Any) -> set[str]:
-    """Lists the kinds of the steps of a decoder of the library tokenizers."""
-    if decoder is None:
-        return set()
-    state = json.loads(decoder.__getstate__())
-    return {step["type"] for step in (state, *state.get("decoders", ()))}
 
 
 def _build_byte_alphabet() -> dict[str, int]:

@@ -94,13 +94,18 @@ class Vocabulary:
         try:
             tokenizer = Tokenizer.from_file(str(folder / _DEFINITION))
             config = json.loads((folder / _CONFIG).read_text(encoding="utf-8"))
-            named = {role: _get_token_name(config.get(role)) for role in SPECIAL_TOKENS}
+            named = {role: config.get(role) for role in SPECIAL_TOKENS}
+            named |= {r: n["content"] for r, n in named.items() if isinstance(n, dict)}
         except Exception as error:
             raise EnvironmentFault(
                 f"model.tokenizer: the tokenizer in {where} cannot be read ({error}); give a "
                 f"folder with {_DEFINITION} and {_CONFIG}, as `save_pretrained` writes it"
             ) from error
-        special = {r: n for r, n in named.items() if n and tokenizer.token_to_id(n) is not None}
+        special = {
+            role: name
+            for role, name in named.items()
+            if isinstance(name, str) and tokenizer.token_to_id(name) is not None
+        }
         if "eos_token" not in special:
             raise EnvironmentFault(
                 f"model.tokenizer: {where} names no `eos_token`, with which a model ends its turns"
@@ -176,9 +181,3 @@ def _add_control_tokens(tokenizer: Tokenizer) -> Tokenizer:
         [AddedToken(name, normalized=False, special=True) for name in SPECIAL_TOKENS.values()]
     )
     return tokenizer
-
-
-def _get_token_name(value: Any) -> str:
-    """The name of a token in `tokenizer_config.json`: a text, or a mapping with its `content`."""
-    name = value.get("content") if isinstance(value, dict) else value
-    return name if isinstance(name, str) else ""

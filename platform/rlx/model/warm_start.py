@@ -11,7 +11,7 @@ import json
 import shutil
 import sys
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -146,7 +146,8 @@ def warm_start_policy(
         return None
     batches = build_demonstration_batches(policy, spec, task, environment)
     device = device if _fits(policy, device) else CPU
-    folder = cache / _compute_stage_digest(batches.player, policy, device)
+    inputs = _list_stage_inputs(batches.player, policy)
+    folder = cache / _compute_digest(inputs | ({"device": device.type} if device != CPU else {}))
     if use_shipped and device == CPU and not folder.exists():
         _copy_shipped_result(policy, batches, folder, tell)
     if folder.exists():
@@ -155,7 +156,10 @@ def warm_start_policy(
             _load_policy(policy, folder)
         except (CheckpointError, FileNotFoundError) as error:
             tell(f"warm start {folder.name} in the cache is not used, and is rebuilt: {error}")
-            _remove_folder(folder)
+            aside = folder.with_name(f"{folder.name}.{uuid.uuid4().hex}")
+            with suppress(FileNotFoundError):  # another run was faster
+                folder.replace(aside)  # at once, so that no other run finds a part of it
+            shutil.rmtree(aside, ignore_errors=True)
         else:
             return folder
     losses: list[float] = []
@@ -165,7 +169,10 @@ def warm_start_policy(
         progress(step, steps, loss)
 
     _train_policy(policy, batches, record_loss, device)
-    _save_policy(policy, folder, losses)
+    with _fill_folder(folder) as aside:
+        policy.save(aside)
+        (aside / LOSSES).write_text(json.dumps(losses))
+        write_manifest(aside)
     return folder
 
 
@@ -233,13 +240,6 @@ def _load_policy(policy: Policy, folder: Path) -> None:
         own[name].data = parameter.data
 
 
-def _save_policy(policy: Policy, folder: Path, losses: Sequence[float]) -> None:
-    with _fill_folder(folder) as aside:
-        policy.save(aside)
-        (aside / LOSSES).write_text(json.dumps(losses))
-        write_manifest(aside)
-
-
 @contextmanager
 def _fill_folder(folder: Path) -> Iterator[Path]:
     """Yields a folder that takes the place of `folder` once it is complete; if another run has
@@ -256,14 +256,6 @@ def _fill_folder(folder: Path) -> Iterator[Path]:
         shutil.rmtree(aside, ignore_errors=True)
 
 
-def _remove_folder(folder: Path) -> None:
-    """Removes a folder at once, so that no other run finds a part of it."""
-    aside = folder.with_name(f"{folder.name}.{uuid.uuid4().hex}")
-    with suppress(FileNotFoundError):  # another run was faster
-        folder.replace(aside)
-    shutil.rmtree(aside, ignore_errors=True)
-
-
 def _fits(policy: Policy, device: torch.device) -> bool:
     """Whether training fits on a device; the same on all ranks, whatever else is there."""
     if device.type == "cpu":
@@ -271,13 +263,6 @@ def _fits(policy: Policy, device: torch.device) -> bool:
     _, memory = torch.cuda.mem_get_info(device)
     weights = sum(parameter.numel() for parameter in policy.model.parameters())
     return bool(COPIES * 4 * weights < SHARE * memory)
-
-
-def _compute_stage_digest(stage: DemonstrationPlayer, policy: Policy, device: torch.device) -> str:
-    inputs = _list_stage_inputs(stage, policy)
-    if device.type != "cpu":
-        inputs["device"] = device.type
-    return _compute_digest(inputs)
 
 
 def _compute_digest(inputs: Any) -> str:
@@ -292,6 +277,19 @@ def _list_stage_inputs(stage: DemonstrationPlayer, policy: Policy) -> dict[str, 
     if resolved["model"]["warm_start"]["demonstrations"] is None:
         del resolved["model"]["warm_start"]["demonstrations"]  # as before there were any others
     plugins = [p for p in (stage.task, stage.environment) if isinstance(p, Plugin)]
+    model = spec.model
+    tokenizer = files = None
+    if isinstance(model, TinyModelSpec):  # a trained one is called `train`, whatever its texts were
+        definition = policy.tokenizer.backend_tokenizer.to_str()
+        tokenizer = hashlib.sha256(definition.encode()).hexdigest()[:16]
+    elif isinstance(model, PretrainedModelSpec):
+        files = compute_model_fingerprint(model)
+    sources = []
+    for plugin in plugins:  # whole packages: the version stays the same while one is developed
+        module = type(plugin).__module__
+        top = sys.modules[module.partition(".")[0]].__file__
+        source = sys.modules[module].__file__ if top is None else top
+        sources.append(source_digest(Path(str(source))))
     turns: dict[str, Any] = {n: t.template for n, t in spec.rollout.turn_specs.items()}
     turns |= {f"{n}.stop": list(t.stop) for n, t in spec.rollout.turn_specs.items() if t.stop}
     turns |= {f"{n}.prefix": t.prefix for n, t in spec.rollout.turn_specs.items() if t.prefix}
@@ -307,31 +305,13 @@ def _list_stage_inputs(stage: DemonstrationPlayer, policy: Policy) -> dict[str, 
         "torch": torch.__version__,
         "seed": spec.seed,
         "model": resolved["model"],
-        "tokenizer": _compute_tokenizer_digest(policy)
-        if isinstance(spec.model, TinyModelSpec)
-        else None,
-        "files": compute_model_fingerprint(spec.model)
-        if isinstance(spec.model, PretrainedModelSpec)
-        else None,
+        "tokenizer": tokenizer,
+        "files": files,
         "task": resolved["task"],
         "data": [dict(plugin.data()) for plugin in plugins],
-        "code": [_compute_source_digest(type(plugin).__module__) for plugin in plugins],
+        "code": sources,
         "templates": turns,
     }
-
-
-def _compute_tokenizer_digest(policy: Policy) -> str:
-    """A trained tokenizer has the name `train`, whatever texts it was trained on."""
-    return hashlib.sha256(policy.tokenizer.backend_tokenizer.to_str().encode()).hexdigest()[:16]
-
-
-def _compute_source_digest(module: str) -> str:
-    """Returns the digest of the package that contains a plugin's module.
-
-    The version alone is not enough: it does not change while a plugin is being developed.
-    """
-    top = sys.modules[module.partition(".")[0]].__file__
-    return source_digest(Path(str(sys.modules[module].__file__ if top is None else top)))
 
 
 def _train_policy(

@@ -1,18 +1,14 @@
 from .mlflow_links import (
     MLFLOW_START_PAGE,
-    find_mlflow_charts,
     find_mlflow_link,
-    get_mlflow_uri,
 )
 from .mlflow_tracker import MLFLOW_ENVIRONMENT, prepare_store
 from .recorder import Recorder
 from .rollouts import (
     Role,
-    StoredPoint,
     StoredStep,
     TrainedRows,
     probe_table,
-    read_probe,
     read_step,
     recorded_probes,
 )
@@ -32,21 +28,17 @@ __all__ = [
     "MLFLOW_START_PAGE",
     "Recorder",
     "Role",
-    "StoredPoint",
     "StoredStep",
     "TrackerThreads",
     "TrackerUnavailableError",
     "TrainedRows",
-    "find_mlflow_charts",
     "find_mlflow_link",
-    "get_mlflow_uri",
     "list_deleting_trackers",
     "list_tracker_pages",
     "list_tracker_settings",
     "open_senders",
     "prepare_store",
     "probe_table",
-    "read_probe",
     "read_step",
     "recorded_probes",
     "retry_registry_call",

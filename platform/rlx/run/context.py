@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal, get_args
 
-from rlx.kl import AdaptiveKl, FixedKl, mean_kl
+from rlx.kl import KlCoefficient, mean_kl
 from rlx.spec import CreditSpec, ExperimentSpec
 from rlx.train_batch import TrainBatch
 
@@ -98,13 +98,13 @@ class ControllerState:
     """State of controllers and estimators; recorded with every step.
 
     Attributes:
-        kl: controller of β, the coefficient of the KL penalty in the reward.
+        kl: β, the coefficient of the KL penalty in the reward.
         states: state of each estimator, such as a running scale, by the estimator's name.
         critic: number of steps in which the critic has been trained.
         settings: the settings with which `kl` started.
     """
 
-    kl: FixedKl | AdaptiveKl
+    kl: KlCoefficient
     states: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     critic: int = 0
     settings: tuple[object, ...] = ()
@@ -115,10 +115,9 @@ class ControllerState:
         settings = (credit.kl_coef, credit.kl_adaptive)
         if before is not None and before.settings == settings:
             return before
-        kl: FixedKl | AdaptiveKl = FixedKl(beta=credit.kl_coef)
-        if credit.kl_adaptive is not None:
-            target, horizon = credit.kl_adaptive.target, credit.kl_adaptive.horizon
-            kl = AdaptiveKl(beta=credit.kl_coef, target=target, horizon=horizon)
+        kl = KlCoefficient(beta=credit.kl_coef)
+        if (adaptive := credit.kl_adaptive) is not None:
+            kl = replace(kl, target=adaptive.target, horizon=adaptive.horizon)
         return (
             ControllerState(kl, settings=settings)
             if before is None
@@ -134,14 +133,14 @@ class ControllerState:
     ) -> ControllerState:
         """The state from a checkpoint of this phase; a fixed β comes from the settings instead."""
         begun = replace(ControllerState.begin(credit, None), states=states, critic=critic)
-        if beta is None or not isinstance(begun.kl, AdaptiveKl):
+        if beta is None or begun.kl.target is None:
             return begun
         return replace(begun, kl=replace(begun.kl, beta=beta))
 
     @property
     def adaptive_beta(self) -> float | None:
         """The current β if it is adaptive; None if it is fixed."""
-        return self.kl.beta if isinstance(self.kl, AdaptiveKl) else None
+        return None if self.kl.target is None else self.kl.beta
 
     def after(
         self,

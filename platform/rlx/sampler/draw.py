@@ -159,20 +159,6 @@ def require_context_room(
     )
 
 
-def require_sequence_room(sequences: Sequence[Sequence[int]], longest: int) -> None:
-    """Checks that sequences of given tokens fit into the context length.
-
-    Raises:
-        SpecError: one is longer.
-    """
-    length = max(map(len, sequences), default=0)
-    if length > longest:
-        raise SpecError(
-            f"log-probabilities of {length} tokens do not fit into this engine's limit of "
-            f"{longest}: shorten the text"
-        )
-
-
 class StopStringDetector:
     """Finds the token that completes a stop string.
 
@@ -197,8 +183,7 @@ class StopStringDetector:
             # A tokenizer may drop the space before the first token of a text, never later ones.
             text, _ = self._read((newest, newest))
             self._may_complete[newest] = not self._last.isdisjoint(text)
-        return self._may_complete[newest] and self._is_in_text(tokens[-self._window :])
-
-    def _is_in_text(self, tokens: Sequence[int]) -> bool:
-        text, _ = self._read(tokens)
+        if not self._may_complete[newest]:
+            return False
+        text, _ = self._read(tokens[-self._window :])
         return any(stop_string in text for stop_string in self._stop)

@@ -12,9 +12,16 @@ from transformers import PreTrainedModel
 
 from rlx.discovery import import_implementation
 from rlx.errors import EnvironmentFault, PluginError, SpecError
-from rlx.model import Policy, copy_model, do_windows_show, find_window, narrow_windows
+from rlx.model import (
+    Policy,
+    copy_model,
+    do_windows_show,
+    find_window,
+    first_line,
+    narrow_windows,
+)
 from rlx.rollout import SamplingSession
-from rlx.sampler.gpu_steps import WARM_UP, can_use_flash
+from rlx.sampler.gpu_steps import WARM_UP
 from rlx.sampler.own_forward import CachedDecoder, UncachedDecoder
 from rlx.sampler.plain_decoder import PlainDecoder, unknown_part
 from rlx.sampler.rows import Decoder, SharingDecoder
@@ -109,7 +116,10 @@ class SamplingEngine(ABC):
         Raises:
             SpecError: a sequence is too long, or the engine computes none, as by default.
         """
-        raise SpecError(f"this engine ({self.description}) computes no log-probabilities of text")
+        raise SpecError(
+            f"this engine ({self.description}) computes no log-probabilities of text; set "
+            "sampler.engine: transformers"
+        )
 
     def release(self) -> None:  # noqa: B027  (an engine without GPU memory has nothing to free)
         """Frees GPU memory before the learner computes; the next session takes it again."""
@@ -192,9 +202,8 @@ ROUGHLY = 0.1
 
 
 def choose_decoder(model: PreTrainedModel) -> Callable[[], Decoder]:
-    """Chooses a decoder for a model, for dialogues that no attention window of it cuts off.
-
-    The choice stays valid when the weights change.
+    """Chooses a decoder for a model by comparing logits; the choice stays valid when the weights
+    change.
 
     Returns:
         A function that builds the decoder for the model's current weights.
@@ -202,38 +211,25 @@ def choose_decoder(model: PreTrainedModel) -> Callable[[], Decoder]:
     Raises:
         SpecError: the model cannot be sampled from.
     """
-    why = unknown_part(model)
-    if why is None:
-        plain = SharingDecoder(PlainDecoder(model), captures=False)
-        if (why := _find_decoder_fault(model, plain)) is None:
-            if model.device.type not in CAPTURED:
-                return lambda: SharingDecoder(PlainDecoder(model))
-            no_flash = None
-            if can_use_flash(PlainDecoder(model)):
-                flash = SharingDecoder(PlainDecoder(model), captures=True, flash=True)
-                if (no_flash := _find_decoder_fault(model, flash)) is None:
-                    return lambda: SharingDecoder(PlainDecoder(model), captures=True, flash=True)
+    window = find_window(model.config)
+    why = unknown_part(model) or (window and f"an attention window of {window}")
+    if not why:
+        why = _find_decoder_fault(model, SharingDecoder(PlainDecoder(model)))
+        if why is None and model.device.type not in CAPTURED:
+            return lambda: SharingDecoder(PlainDecoder(model))
+        if why is None:
             fault = _find_decoder_fault(model, SharingDecoder(PlainDecoder(model), captures=True))
-            return lambda: SharingDecoder(PlainDecoder(model), True, fault, no_flash=no_flash)
-    return choose_own_decoder(model, f"it has {why}")
-
-
-def choose_own_decoder(model: PreTrainedModel, why: str) -> Callable[[], Decoder]:
-    """Chooses a decoder that calls the model itself, for dialogues of any length.
-
-    Args:
-        why: why a faster decoder cannot be used.
-
-    Raises:
-        SpecError: the model cannot be sampled from.
-    """
-    cached, has_windows = CachedDecoder(model, why), find_window(model.config) is not None
-    if has_windows and not do_windows_show(model, NARROW):
+            return lambda: SharingDecoder(PlainDecoder(model), captures=True, why_not=fault)
+    cached = CachedDecoder(model, f"it has {why}")
+    if window is not None and not do_windows_show(model, NARROW):
         return _choose_uncached(model, "its attention windows cannot be tried")
-    with narrow_windows(model, NARROW) if has_windows else nullcontext():
+    with narrow_windows(model, NARROW) if window is not None else nullcontext():
         fault = _find_decoder_fault(model, cached)
-        if fault is None or not _are_logits_finite(model):  # which sampling reports
+        if fault is None:
             return lambda: cached
+        with torch.inference_mode():
+            if not _compute_model_logits(model, [0, 1, 2], [3]).isfinite().all():
+                return lambda: cached  # sampling reports it
         return _choose_uncached(model, f"without a cache, for it has {fault}")
 
 
@@ -257,8 +253,7 @@ def _find_decoder_fault(model: PreTrainedModel, decoder: Decoder) -> str | None:
     try:
         difference = _compute_logit_difference(model, decoder)
     except Exception as error:  # noqa: BLE001  (an unusual model may fail in any way)
-        why = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
-        return f"parts that {decoder.name} does not support ({why})"
+        return f"parts that {decoder.name} does not support ({first_line(error)[:200]})"
     if difference < NEAR.get(model.dtype, ROUGHLY):
         return None
     return f"logits that differ from those of {decoder.name} by {difference:.1g}"
@@ -285,11 +280,6 @@ def _compute_logit_difference(model: PreTrainedModel, decoder: Decoder) -> float
         ]
     ).float()
     return float((ours - theirs).norm() / theirs.norm())
-
-
-@torch.inference_mode()
-def _are_logits_finite(model: PreTrainedModel) -> bool:
-    return bool(_compute_model_logits(model, [0, 1, 2], [3]).isfinite().all())
 
 
 def _compute_model_logits(model: PreTrainedModel, context: list[int], tokens: list[int]) -> Tensor:

@@ -11,6 +11,7 @@ from typing import Any, Self
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
@@ -102,13 +103,17 @@ class CachedRows:
         self._is_token = torch.cat([self._is_token, is_new], dim=1)
         self._cache = self._cache or DynamicCache()
         positions = (self._is_token.cumsum(dim=1) - 1).clamp(min=0)
+        column = torch.arange(positions.shape[1], device=positions.device)
+        row = column[-width:, None]
+        # A padding column attends to itself, since a softmax over nothing is NaN.
+        visible = (column <= row) & self._is_token[:, None, :] | (column == row)
         eager = self._model.config._attn_implementation == "eager"  # takes no bool masks
         output = self._model(
             input_ids=ids,
             position_ids=positions[:, -width:],
             attention_mask=build_attention_mask(
                 self._model.config,
-                _find_visible_columns(self._is_token, width),
+                visible[:, None],
                 positions[:, -width:],
                 positions,
                 self._model.dtype if eager else None,
@@ -128,7 +133,8 @@ class CachedRows:
         """See `DialogueRows`."""
         index = torch.tensor(rows, device=self._is_token.device)
         is_token = self._is_token.index_select(0, index)
-        start = _first_column(is_token)
+        some = is_token.any(dim=0)  # from the first column with a token on
+        start = int(some.to(torch.int8).argmax()) if len(some) else 0
         cache = DynamicCache()
         for keys, values in self._layers:
             kept = (side[:, :, start:].index_select(0, index) for side in (keys, values))
@@ -152,25 +158,19 @@ class CachedRows:
             positions.append(position)
         batches = [source.select(rows, 0) for source, rows, _ in sources.values()]
         order = torch.tensor([p for _, _, positions in sources.values() for p in positions])
-        return cls._stack_parts(batches).select(order.argsort().tolist(), room)
-
-    @classmethod
-    def _stack_parts(cls, parts: Sequence[Self]) -> Self:
-        """Concatenates batches of rows; shorter ones are padded on the left."""
-        length = max(part._is_token.shape[1] for part in parts)
-        pads = [length - part._is_token.shape[1] for part in parts]
-        grow = torch.nn.functional.pad
+        # All together, shorter ones padded on the left.
+        length = max(batch._is_token.shape[1] for batch in batches)
+        pads = [length - batch._is_token.shape[1] for batch in batches]
         cache = DynamicCache()
-        for layers in zip(*(part._layers for part in parts), strict=True):
+        for layers in zip(*(batch._layers for batch in batches), strict=True):
             keys, values = (
-                torch.cat(
-                    [grow(kept, (0, 0, pad, 0)) for kept, pad in zip(side, pads, strict=True)]
-                )
+                torch.cat([pad(kept, (0, 0, n, 0)) for kept, n in zip(side, pads, strict=True)])
                 for side in zip(*layers, strict=True)
             )
             cache.layers.append(_GrowingLayer(keys, values, 0))
-        is_token = [grow(part._is_token, (pad, 0)) for part, pad in zip(parts, pads, strict=True)]
-        return cls(parts[0]._model, cache, torch.cat(is_token))
+        is_token = [pad(batch._is_token, (n, 0)) for batch, n in zip(batches, pads, strict=True)]
+        joined = cls(batches[0]._model, cache, torch.cat(is_token))
+        return joined.select(order.argsort().tolist(), room)
 
     @property
     def _layers(self) -> list[tuple[Tensor, Tensor]]:
@@ -179,22 +179,6 @@ class CachedRows:
             if self._cache is None
             else [(layer.keys, layer.values) for layer in self._cache.layers]
         )
-
-
-def _first_column(is_token: Tensor) -> int:
-    """Returns the first column in which any row has a token."""
-    return int(is_token.any(dim=0).to(torch.int8).argmax()) if is_token.shape[1] else 0
-
-
-def _find_visible_columns(is_token: Tensor, new: int) -> Tensor:
-    """Returns `[R, 1, new, L]` bool: which columns each of the last `new` columns attends to.
-
-    A padding column attends to itself, since a softmax over nothing is NaN.
-    """
-    length = is_token.shape[1]
-    column = torch.arange(length, device=is_token.device)
-    row = column[-new:, None]
-    return ((column <= row) & is_token[:, None, :] | (column == row))[:, None]
 
 
 class UncachedDecoder:
@@ -233,15 +217,7 @@ class UncachedRows:
         """See `DialogueRows`."""
         for tokens, new in zip(self._tokens, fresh, strict=True):
             tokens += new
-        return self._compute_next_logits()
-
-    def step(self, tokens: Tensor) -> Tensor:
-        """See `DialogueRows`."""
-        return self.read(tokens[:, None].tolist(), 0)
-
-    def _compute_next_logits(self) -> Tensor:
-        """Returns `[R, V]`. Padding is on the right, where no token sees it."""
-        width = max(map(len, self._tokens))
+        width = max(map(len, self._tokens))  # padding is on the right, where no token sees it
         rows = [tokens + [0] * (width - len(tokens)) for tokens in self._tokens]
         last = torch.tensor([len(tokens) - 1 for tokens in self._tokens])
         kept, where = last.unique(return_inverse=True)
@@ -252,6 +228,10 @@ class UncachedRows:
         ids = torch.tensor(rows, device=device)
         logits = self._model(input_ids=ids, use_cache=False, **limited).logits
         return torch.as_tensor(logits[torch.arange(len(rows)), where])
+
+    def step(self, tokens: Tensor) -> Tensor:
+        """See `DialogueRows`."""
+        return self.read(tokens[:, None].tolist(), 0)
 
     def fork(self, copies: Sequence[int], room: int) -> Self:
         """See `DialogueRows`."""

@@ -42,38 +42,32 @@ def unknown_part(model: PreTrainedModel) -> str | None:
         return "rotary embeddings that differ between layers"
     if kind not in FIXED_ROTATIONS:
         return f"a rotary embedding of type {kind}"
+    shapes = set()
     for layer in model.model.layers:
-        if found := _find_odd_layer_part(layer):
+        if found := (
+            _find_odd_submodule("layer", layer)
+            or _find_odd_submodule("attention", layer.self_attn)
+            or _find_odd_submodule("mlp", layer.mlp)
+        ):
             return found
+        attention, mlp = layer.self_attn, layer.mlp
+        if not hasattr(attention, "head_dim") or not hasattr(attention, "scaling"):
+            return "attention of an unknown shape"
+        norms = [layer.input_layernorm, layer.post_attention_layernorm]
+        of_heads = [getattr(attention, n) for n in ("q_norm", "k_norm") if hasattr(attention, n)]
+        if not all(map(_is_rms_norm, norms + of_heads)):
+            return "norms other than RMS"
+        width = attention.head_dim
+        if len(of_heads) == 1 or any(norm.weight.shape != (width,) for norm in of_heads):
+            return "norms other than of each head"
+        q, k, v = attention.q_proj, attention.k_proj, attention.v_proj
+        inputs = [q, k, v], [attention.o_proj], [mlp.gate_proj, mlp.up_proj], [mlp.down_proj]
+        if not all(map(_are_plain, inputs)):
+            return "maps that are not plain"
+        shapes.add((width, attention.scaling, q.weight.shape, k.weight.shape))
     if not _is_rms_norm(model.model.norm) or not _are_plain([model.lm_head]):
         return "an unusual head"
-    attentions = [layer.self_attn for layer in model.model.layers]
-    shapes = {
-        (a.head_dim, a.scaling, a.q_proj.weight.shape, a.k_proj.weight.shape) for a in attentions
-    }
     return None if len(shapes) == 1 else "layers of several shapes"
-
-
-def _find_odd_layer_part(layer: Any) -> str | None:
-    found = (
-        _find_odd_submodule("layer", layer)
-        or _find_odd_submodule("attention", layer.self_attn)
-        or _find_odd_submodule("mlp", layer.mlp)
-    )
-    if found:
-        return found
-    attention, mlp = layer.self_attn, layer.mlp
-    if not hasattr(attention, "head_dim") or not hasattr(attention, "scaling"):
-        return "attention of an unknown shape"
-    norms = [layer.input_layernorm, layer.post_attention_layernorm]
-    heads = [getattr(attention, name) for name in ("q_norm", "k_norm") if hasattr(attention, name)]
-    if not all(map(_is_rms_norm, norms + heads)):
-        return "norms other than RMS"
-    if len(heads) == 1 or any(norm.weight.shape != (attention.head_dim,) for norm in heads):
-        return "norms other than of each head"
-    qkv = [attention.q_proj, attention.k_proj, attention.v_proj]
-    inputs = qkv, [attention.o_proj], [mlp.gate_proj, mlp.up_proj], [mlp.down_proj]
-    return None if all(map(_are_plain, inputs)) else "maps that are not plain"
 
 
 def _find_odd_submodule(place: str, module: nn.Module) -> str | None:

@@ -1,6 +1,6 @@
 """Protocols for decoding a batch of dialogues, independent of the decoder."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import Protocol, Self
 
 import torch
@@ -77,34 +77,6 @@ class Decoder(Protocol):
         ...
 
 
-class CompletionRows:
-    """KV caches of finished completions, by completion number."""
-
-    def __init__(self) -> None:
-        self._places: list[tuple[DialogueRows, int] | None] = []
-        self._read: list[int] = []
-
-    def add(self, places: Sequence[tuple[DialogueRows, int]], read: Sequence[int]) -> None:
-        """Stores the batch and row of each of the next completions, and its tokens read so far."""
-        self._places += places
-        self._read += read
-
-    def retain(self, numbers: Collection[int]) -> None:
-        """Drops all completions but these, in order to free their memory."""
-        for number in {*range(len(self._places))} - {*numbers}:
-            self._places[number] = None
-
-    def read(self, numbers: Sequence[int]) -> list[int]:
-        """Returns the number of tokens read of each completion, context included."""
-        return [self._read[number] for number in numbers]
-
-    def take(self, numbers: Sequence[int], room: int) -> DialogueRows:
-        """Returns rows that continue the given completions."""
-        places = [place for number in numbers if (place := self._places[number]) is not None]
-        assert len(places) == len(numbers), "a dropped completion is continued"
-        return type(places[0][0]).join_rows(places, room)
-
-
 class SharingDecoder:
     """A plain decoder whose rows share ancestors.
 
@@ -112,8 +84,6 @@ class SharingDecoder:
         decoder: computes the model.
         captures: use `CapturedSteps` for decoding steps.
         why_not: why steps cannot be captured; None if they can.
-        flash: use `FlashStepAttention` for captured steps.
-        no_flash: why it cannot be used although this GPU has it; None otherwise.
     """
 
     def __init__(
@@ -121,24 +91,18 @@ class SharingDecoder:
         decoder: PlainDecoder,
         captures: bool = False,
         why_not: str | None = None,
-        *,
-        flash: bool = False,
-        no_flash: str | None = None,
     ) -> None:
         self.name = "the plain decoder"
         self._decoder, self._captures = decoder, captures and why_not is None
-        self._flash = flash and self._captures
         steps = f", steps not captured: {why_not}" if why_not else ", captured steps" * captures
-        attention = " with flash attention" * self._flash
-        attention += f", no flash attention: {no_flash}" if no_flash else ""
-        self.description = f"compact decoder, shared ancestors{steps}{attention}"
+        self.description = f"compact decoder, shared ancestors{steps}"
 
     def start(self, rows: int) -> "SharedRows":
         """See `rlx.sampler.rows.Decoder`."""
         d = self._decoder
         empty = d.template_tensor.new_empty(d.layers, d.kv_heads, rows, 0, d.width)
         suffixes = RowSuffixes(empty, empty, [0] * rows)
-        return SharedRows(d, [], suffixes, captures=self._captures, flash=self._flash)
+        return SharedRows(d, [], suffixes, captures=self._captures)
 
 
 class SharedRows:
@@ -151,9 +115,8 @@ class SharedRows:
         suffix: RowSuffixes,
         *,
         captures: bool,
-        flash: bool,
     ) -> None:
-        self._decoder, self._captures, self._flash = decoder, captures, flash
+        self._decoder, self._captures = decoder, captures
         self.compact_below = COMPACT_CAPTURED_BELOW if captures else COMPACT_BELOW
         self._levels = levels  # each with the index of every row's ancestor
         self._suffix = suffix
@@ -195,29 +158,20 @@ class SharedRows:
     def step(self, tokens: Tensor) -> Tensor:
         """See `DialogueRows`."""
         self._make_room(1, self._suffix.longest)
-        logits = self._captured_step(tokens) if self._captures else self._plain_step(tokens)
-        suffix = self._suffix
+        suffix, parts = self._suffix, (self._decoder, self._levels, self._suffix)
+        if self._captures:
+            if self._captured is None or self._captured.until == suffix.longest:
+                self._captured = CapturedSteps(*parts, self._lengths)
+            logits = self._captured.step(tokens)
+        else:
+            attention = self._attention = self._attention or StepAttention(*parts, self._lengths)
+            attention.advance()
+            hidden = self._decoder.compute_hidden_states(
+                tokens, attention.positions, attention.longest, attention
+            )
+            logits = self._decoder.logits(hidden)
         self._suffix = RowSuffixes(suffix.keys, suffix.values, [n + 1 for n in suffix.lengths])
         return logits
-
-    def _plain_step(self, tokens: Tensor) -> Tensor:
-        if self._attention is None:
-            self._attention = StepAttention(
-                self._decoder, self._levels, self._suffix, self._lengths
-            )
-        attention = self._attention
-        attention.advance()
-        hidden = self._decoder.compute_hidden_states(
-            tokens, attention.positions, attention.longest, attention
-        )
-        return self._decoder.logits(hidden)
-
-    def _captured_step(self, tokens: Tensor) -> Tensor:
-        if self._captured is None or self._captured.until == self._suffix.longest:
-            self._captured = CapturedSteps(
-                self._decoder, self._levels, self._suffix, self._lengths, flash=self._flash
-            )
-        return self._captured.step(tokens)
 
     def _make_room(self, needed: int, more: int) -> None:
         """Reallocates the suffix with room for `needed + more` columns if `needed` do not fit."""
@@ -230,9 +184,7 @@ class SharedRows:
     def fork(self, copies: Sequence[int], room: int) -> Self:
         """See `DialogueRows`."""
         suffix, longest = self._suffix, self._suffix.longest
-        keys = suffix.keys[:, :, :, :longest]
-        # The layout in memory that attention reads fastest: flash attention's, or that of products.
-        keys = keys.contiguous().mT if self._flash else keys.mT.contiguous()
+        keys = suffix.keys[:, :, :, :longest].mT.contiguous()
         level = AncestorLevel(keys, suffix.values[:, :, :, :longest].contiguous(), suffix.lengths)
         levels = [(above, [places[c] for c in copies]) for above, places in self._levels]
         layers, heads, _, _, width = suffix.keys.shape
@@ -274,4 +226,4 @@ class SharedRows:
 
     def _rebuild(self, levels: list[tuple[AncestorLevel, list[int]]], suffix: RowSuffixes) -> Self:
         """The same decoder with other dialogues."""
-        return type(self)(self._decoder, levels, suffix, captures=self._captures, flash=self._flash)
+        return type(self)(self._decoder, levels, suffix, captures=self._captures)

@@ -19,7 +19,7 @@ class AncestorLevel:
     """Ancestors of one depth.
 
     Attributes:
-        keys: `[layers, kv_heads, N, width, L]`; the layout in memory is the decoder's choice.
+        keys: `[layers, kv_heads, N, width, L]`.
         values: `[layers, kv_heads, N, L, width]`.
         lengths: tokens of each ancestor; columns beyond them are finite padding.
     """
@@ -290,16 +290,16 @@ class PrefillAttention:
 
     def _later(self, layer: int, q: Tensor) -> Tensor:
         """Attention with earlier tokens, in slices of new tokens; shaped like `_first`."""
-        slices = [slice(at, at + self._slice) for at in range(0, self._width, self._slice)]
-        return torch.cat([self._attend_columns(layer, q[:, part], part) for part in slices], dim=1)
-
-    def _attend_columns(self, layer: int, q: Tensor, columns: slice) -> Tensor:
-        heads, width = self._decoder.kv_heads, q.shape[1]
-        scaled = (q * self._decoder.scale).unflatten(2, (heads, -1))
-        queries = scaled.permute(2, 0, 1, 3, 4).reshape(heads, self._count, -1, q.shape[-1])
-        bias = self._build_attention_bias(columns) if self._bias is None else self._bias
-        seen = self._seen.attend(layer, queries, self._stop, bias)
-        return seen.view(heads, self._count, width, -1, q.shape[-1]).permute(1, 2, 0, 3, 4)
+        heads, found = self._decoder.kv_heads, []
+        for at in range(0, self._width, self._slice):
+            columns = slice(at, at + self._slice)
+            scaled = (q[:, columns] * self._decoder.scale).unflatten(2, (heads, -1))
+            queries = scaled.permute(2, 0, 1, 3, 4).reshape(heads, self._count, -1, q.shape[-1])
+            bias = self._build_attention_bias(columns) if self._bias is None else self._bias
+            seen = self._seen.attend(layer, queries, self._stop, bias)
+            shape = heads, self._count, scaled.shape[1], -1, q.shape[-1]
+            found.append(seen.view(shape).permute(1, 2, 0, 3, 4))
+        return torch.cat(found, dim=1)
 
 
 class StepAttention:
@@ -336,22 +336,15 @@ class StepAttention:
             self._columns = torch.tensor(suffix.lengths, device=device) - 1
             suffix.blank(suffix.room if until is None else until)
         self._rows = torch.arange(len(read), device=device)
-        self._bias = self._build_step_bias(levels)
-
-    def _build_step_bias(self, levels: Sequence[tuple[AncestorLevel, list[int]]]) -> Tensor | None:
-        """Returns `[R, shared + room]`: 0 for tokens of the row, -inf elsewhere."""
-        if self._columns is None and not any(level.is_ragged for level, _ in levels):
-            return None
-        like = self._decoder.template_tensor
-        own = torch.tensor(self._suffix.lengths, device=like.device)
-        room = torch.arange(self._suffix.room, device=like.device)
-        # Columns filled by all rows together need no mask: each is written before it is read.
-        seen = [
-            *_build_ancestor_masks(levels, like.device),
-            (room < own[:, None]) | (self._columns is None),
-        ]
-        bias = like.new_zeros(len(own), self._seen.shared + self._suffix.room)
-        return bias.masked_fill_(~torch.cat(seen, dim=-1), -torch.inf)
+        # `[R, shared + room]`: 0 for tokens of the row, -inf elsewhere; None where all are seen.
+        self._bias: Tensor | None = None
+        if self._columns is not None or any(level.is_ragged for level, _ in levels):
+            own = torch.tensor(suffix.lengths, device=device)[:, None]
+            # Columns filled by all rows together need no mask: each is written before it is read.
+            filled = (torch.arange(suffix.room, device=device) < own) | (self._columns is None)
+            seen = torch.cat([*_build_ancestor_masks(levels, device), filled], dim=-1)
+            bias = decoder.template_tensor.new_zeros(seen.shape)
+            self._bias = bias.masked_fill_(~seen, -torch.inf)
 
     def advance(self) -> None:
         """Advances to the next token."""
@@ -367,18 +360,15 @@ class StepAttention:
             self._step_bias = self._bias[:, None, : self._seen.shared + self._stop]
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        self._append(layer, k, v)
-        queries = (q * self._decoder.scale).unflatten(1, (self._decoder.kv_heads, -1))
-        queries = queries.transpose(0, 1).contiguous()
-        seen = self._seen.attend(layer, queries, self._stop, self._step_bias)
-        return seen.transpose(0, 1).reshape(len(q), -1)
-
-    def _append(self, layer: int, k: Tensor, v: Tensor) -> None:
         for kept, new in ((self._suffix.keys[layer], k), (self._suffix.values[layer], v)):
             if self._columns is None:
                 kept[:, :, self._stop - 1] = new.transpose(0, 1)
             else:
                 kept[:, self._rows, self._columns] = new.transpose(0, 1)
+        queries = (q * self._decoder.scale).unflatten(1, (self._decoder.kv_heads, -1))
+        queries = queries.transpose(0, 1).contiguous()
+        seen = self._seen.attend(layer, queries, self._stop, self._step_bias)
+        return seen.transpose(0, 1).reshape(len(q), -1)
 
 
 def _build_ancestor_masks(

@@ -5,22 +5,22 @@ with is read once for all of them. Finished rows leave the batch.
 The KV cache of a completion is kept until the session's next call, if that may continue it.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
 
-from rlx.model import Policy, find_window
+from rlx.errors import SpecError
+from rlx.model import Policy
 from rlx.rollout import Completion, CompletionRequest, count_shared
 from rlx.sampler.draw import (
     StopStringDetector,
     compute_sampling_logprobs,
     require_context_room,
     require_finite_logits,
-    require_sequence_room,
     sample_tokens,
     sample_uniforms,
 )
@@ -28,10 +28,9 @@ from rlx.sampler.engine import (
     SamplingEngine,
     SequenceLogprobs,
     choose_decoder,
-    choose_own_decoder,
     copy_policy,
 )
-from rlx.sampler.rows import CompletionRows, Decoder, DialogueRows, SharingDecoder
+from rlx.sampler.rows import Decoder, DialogueRows
 from rlx.spec import RunnerSpec, TransformersSamplerSpec, TurnSpec
 
 LOOK_EVERY = 4
@@ -74,8 +73,8 @@ class TransformersSampler(SamplingEngine):
         self._policy = policy
         self._model = policy.model.to(device).eval()
         self._max_rows = max_rows
-        self._decoders = _WindowedDecoders.choose(self._model)
-        self.description = self._decoders.description
+        self._build_decoder = choose_decoder(self._model)
+        self.description = self._build_decoder().description
 
     def load(self, weights: Mapping[str, Tensor]) -> None:
         """See `SamplingEngine.load`."""
@@ -93,16 +92,28 @@ class TransformersSampler(SamplingEngine):
         self, sequences: Sequence[Sequence[int]], top: int
     ) -> list[SequenceLogprobs]:
         """See `SamplingEngine.compute_logprobs`."""
-        require_sequence_room(sequences, self._policy.context_length)
+        length, limit = max(map(len, sequences), default=0), self._policy.context_length
+        if length > limit:
+            raise SpecError(
+                f"log-probabilities of {length} tokens do not fit into this engine's limit of "
+                f"{limit}: shorten the text"
+            )
         found: dict[int, SequenceLogprobs] = {}
         for batch in _split_by_logits(sequences, self._model.get_input_embeddings().num_embeddings):
             longest = max(len(sequences[number]) for number in batch)
             # What stands behind a causal model's token does not change its logits.
             padded = [[*sequences[n], *[0] * (longest - len(sequences[n]))] for n in batch]
-            ids = torch.tensor(padded, device=self._model.device)
-            logits = self._model(input_ids=ids, use_cache=False).logits
+            read = torch.tensor(padded, device=self._model.device)
+            logits = self._model(input_ids=read, use_cache=False).logits
             for row, number in enumerate(batch):
-                found[number] = _select_logprobs(logits[row], sequences[number], top)
+                ids, before = sequences[number], logits[row, : len(sequences[number]) - 1].float()
+                norm = before.logsumexp(dim=-1, keepdim=True)
+                own = torch.tensor(ids[1:], device=before.device)[:, None]
+                chosen = (before.gather(1, own) - norm)[:, 0].tolist()
+                best = before.topk(top, dim=-1)
+                pairs = zip(best.indices.tolist(), (best.values - norm).tolist(), strict=True)
+                likeliest = tuple(tuple(zip(*pair, strict=True)) for pair in pairs)
+                found[number] = SequenceLogprobs(tuple(chosen), likeliest)
         require_finite_logits(found[number].logprobs for number in found)
         return [found[number] for number in range(len(sequences))]
 
@@ -114,7 +125,9 @@ class TransformersSampler(SamplingEngine):
     def session(self) -> Iterator["_TransformersSession"]:
         """Opens a session; its caches are dropped when it closes."""
         self.release()
-        session = _TransformersSession(self._decoders, self._policy, self._max_rows, self.on_ended)
+        session = _TransformersSession(
+            self._build_decoder(), self._policy, self._max_rows, self.on_ended
+        )
         try:
             yield session
         finally:
@@ -132,52 +145,6 @@ def _split_by_logits(sequences: Sequence[Sequence[int]], vocabulary: int) -> Ite
         batch.append(number)
     if batch:
         yield batch
-
-
-def _select_logprobs(logits: Tensor, ids: Sequence[int], top: int) -> SequenceLogprobs:
-    """Selects those of a sequence and of the likeliest tokens from its `[T, V]` logits."""
-    before = logits[: len(ids) - 1].float()
-    norm = before.logsumexp(dim=-1, keepdim=True)
-    chosen = before.gather(1, torch.tensor(ids[1:], device=logits.device)[:, None]) - norm
-    best = before.topk(top, dim=-1)
-    pairs = zip(best.indices.tolist(), (best.values - norm).tolist(), strict=True)
-    likeliest = tuple(tuple(zip(tokens, values, strict=True)) for tokens, values in pairs)
-    return SequenceLogprobs(tuple(chosen[:, 0].tolist()), likeliest)
-
-
-@dataclass(frozen=True, slots=True)
-class _WindowedDecoders:
-    """Decoders of a model by the length of the dialogues.
-
-    Attributes:
-        within: builds the decoder for dialogues that no attention window cuts off.
-        window: tokens of the longest of these; None if no dialogue is longer.
-        beyond: builds the decoder for dialogues of any length.
-    """
-
-    within: Callable[[], Decoder]
-    window: int | None
-    beyond: Callable[[], Decoder]
-
-    @staticmethod
-    def choose(model: PreTrainedModel) -> "_WindowedDecoders":
-        """Chooses them by their logits; see `choose_decoder`."""
-        within, window = choose_decoder(model), find_window(model.config)
-        if window is None or not isinstance(within(), SharingDecoder):
-            return _WindowedDecoders(within, None, within)
-        why = f"a dialogue is longer than its attention window of {window}"
-        return _WindowedDecoders(within, window, choose_own_decoder(model, why))
-
-    @property
-    def description(self) -> str:
-        """How they compute, for the run's record."""
-        if self.window is None:
-            return self.within().description
-        return f"{self.within().description}; beyond it {self.beyond().description}"
-
-    def covers(self, length: int) -> bool:
-        """Whether `within` computes dialogues of this many tokens."""
-        return self.window is None or length <= self.window
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,29 +188,30 @@ class _CompletionBatch:
         """The completions that the contexts extend."""
         return [number for number, _ in self.contexts if number is not None]
 
-    @property
-    def is_forked(self) -> bool:
-        return self.copies != list(range(len(self.contexts)))
+
+class _KeptCompletion(NamedTuple):
+    """The batch and row that hold the KV cache of a finished completion, and its tokens read so
+    far, context included."""
+
+    rows: DialogueRows
+    row: int
+    read: int
 
 
 class _TransformersSession:
     def __init__(
         self,
-        decoders: _WindowedDecoders,
+        decoder: Decoder,
         policy: Policy,
         max_rows: int,
         on_ended: Callable[[int], None] | None,
     ) -> None:
-        self._decoders = decoders
-        self._on_ended = on_ended
-        self._decoder = decoders.within()
-        self._is_beyond = False
-        self._policy = policy
-        self._max_rows = max_rows
-        self._kept = CompletionRows()
+        self._decoder, self._on_ended = decoder, on_ended
+        self._policy, self._max_rows = policy, max_rows
+        self._kept: list[_KeptCompletion | None] = []
 
     def close(self) -> None:
-        self._kept = CompletionRows()
+        self._kept = []
 
     @property
     def context_length(self) -> int:
@@ -261,33 +229,26 @@ class _TransformersSession:
         """
         require_context_room(requests, sampling, self.context_length)
         give_memory_back(self._policy.model.device)
-        longest = max((len(r.context) + r.limit_tokens(sampling) for r in requests), default=0)
         extends = all(request.extends is not None for request in requests)
-        if self._is_beyond and not extends and self._decoders.covers(longest):
-            self._decoder, self._is_beyond = self._decoders.within(), False  # new dialogues
-        if not self._is_beyond and not self._decoders.covers(longest):
-            self._decoder, self._is_beyond = self._decoders.beyond(), True
-            extends = False  # the caches are of the other decoder
         batches = [
             _CompletionBatch.from_requests(part, sampling, extends=extends)
             for part in self._parts(requests)
         ]
-        forks = any(
-            b.is_forked for b in batches
-        )  # the same for all, since rows may be joined later
+        # The same for all batches, since rows may be joined later.
+        forks = any(batch.copies != list(range(len(batch.contexts))) for batch in batches)
         keeps = not all(request.is_last for request in requests)
-        kept = CompletionRows()
+        kept: list[_KeptCompletion | None] = []
         completions: list[Completion] = []
         for number, batch in enumerate(batches):
             later = {n for later in batches[number + 1 :] for n in later.extended}
-            self._kept.retain(later | {*batch.extended})
+            self._retain(later | {*batch.extended})
             sampled, places = self._sample_batch(batch, sampling, later, forks, keeps)
             completions += sampled
             if not keeps:
                 continue
             before = [len(batch.contexts[copy][1]) - 1 for copy in batch.copies]
-            read = [n + len(c.token_ids) for n, c in zip(before, sampled, strict=True)]
-            kept.add(places, read)
+            for (rows, row), n, completion in zip(places, before, sampled, strict=True):
+                kept.append(_KeptCompletion(rows, row, n + len(completion.token_ids)))
         self._kept = kept
         ready = iter(completions)
         return [tuple(next(ready) for _ in request.seeds) for request in requests]
@@ -303,7 +264,7 @@ class _TransformersSession:
         """
         longest = max(batch.limits)
         rows, logits = self._read_contexts(batch, forks, longest)
-        self._kept.retain(later)
+        self._retain(later)
         noise = sample_uniforms(batch.seeds, longest).to(logits.device)
         decoding = _DecodingLoop(
             self._policy, sampling, rows, noise, batch, self._on_ended, keeps=keeps
@@ -311,6 +272,10 @@ class _TransformersSession:
         del rows  # so that rows that leave the batch free their memory
         sampled = decoding.run(logits)
         return sampled, [decoding.places[number] for number in range(len(sampled) * keeps)]
+
+    def _retain(self, numbers: Collection[int]) -> None:
+        """Drops all completions but these, in order to free their memory."""
+        self._kept = [kept if n in numbers else None for n, kept in enumerate(self._kept)]
 
     def _parts(
         self, requests: Sequence[CompletionRequest]
@@ -332,13 +297,14 @@ class _TransformersSession:
     ) -> tuple[DialogueRows, Tensor]:
         """Reads the part of each context that is not cached; returns one row per completion, and
         the logits of the next tokens."""
-        extended = part.extended
+        extended = [kept for n in part.extended if (kept := self._kept[n]) is not None]
         contexts = [tokens for _, tokens in part.contexts]
-        seen = self._kept.read(extended) if extended else [_count_common(contexts)] * len(contexts)
+        seen = [kept.read for kept in extended] or [_count_common(contexts)] * len(contexts)
         fresh = [tokens[n:] for tokens, n in zip(contexts, seen, strict=True)]
         room = 0 if forks else limit
         if extended:
-            rows = self._kept.take(extended, max(map(len, fresh)) + room)
+            places = [(kept.rows, kept.row) for kept in extended]
+            rows = type(extended[0].rows).join_rows(places, max(map(len, fresh)) + room)
         elif seen[0]:
             common = self._decoder.start(1)
             common.read([contexts[0][: seen[0]]], 0)
@@ -418,7 +384,9 @@ class _DecodingLoop:
             if step == limit - 1 or step % looks == looks - 1:
                 if self._stop:
                     self._end_at_stop_strings(self._stop, (step % looks) + 1)
-                self._end_abandoned_rows()
+                for row, number in enumerate(self._live):
+                    if (is_abandoned := self._abandoned[number]) is not None and is_abandoned():
+                        self._limits[row] = self._counts[row]
                 runs = (self._runs & (self._counts < self._limits)).tolist()
                 if not any(runs) or step == limit - 1:
                     break
@@ -459,12 +427,6 @@ class _DecodingLoop:
                     break
         self._counts.copy_(torch.tensor(lengths))
         self._runs.copy_(torch.tensor(runs))
-
-    def _end_abandoned_rows(self) -> None:
-        """Ends the rows that nobody waits for any more, where they are."""
-        for row, number in enumerate(self._live):
-            if (is_abandoned := self._abandoned[number]) is not None and is_abandoned():
-                self._limits[row] = self._counts[row]
 
     def _drop(self, runs: list[bool], token: Tensor, step: int) -> Tensor:
         """Drops finished rows; returns the tokens of the remaining rows."""

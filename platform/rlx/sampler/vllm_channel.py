@@ -22,39 +22,23 @@ from torch import Tensor
 SHARED_MEMORY = Path("/dev/shm")
 
 
-class Channel:
-    """One end of a private two-way pipe.
+def send_message(end: Connection, message: Mapping[str, Any]) -> None:
+    """Sends a message as JSON.
 
-    All methods raise `EOFError` or `OSError` if the other process is gone.
-
-    Args:
-        end: one end of a duplex `multiprocessing.Pipe`.
+    Raises:
+        OSError: the other process is gone.
     """
+    end.send_bytes(json.dumps(message).encode())
 
-    def __init__(self, end: Connection) -> None:
-        self._end = end
 
-    def send(self, message: Mapping[str, Any]) -> None:
-        """Sends a message as JSON."""
-        self._end.send_bytes(json.dumps(message).encode())
+def receive_message(end: Connection) -> dict[str, Any]:
+    """Waits for the next message.
 
-    def receive(self) -> dict[str, Any]:
-        """Waits for the next message."""
-        message: dict[str, Any] = json.loads(self._end.recv_bytes())
-        return message
-
-    def send_file(self, descriptor: int) -> None:
-        """Sends an open file; this process keeps its own descriptor."""
-        reduction.send_handle(self._end, descriptor, 0)
-
-    def receive_file(self) -> int:
-        """Waits for the descriptor of an open file, which the caller must close."""
-        descriptor: int = reduction.recv_handle(self._end)
-        return descriptor
-
-    def close(self) -> None:
-        """Closes the channel; the other process receives `EOFError`."""
-        self._end.close()
+    Raises:
+        EOFError, OSError: the other process is gone.
+    """
+    message: dict[str, Any] = json.loads(end.recv_bytes())
+    return message
 
 
 def collect_weights(weights: Iterable[tuple[str, Tensor]], dtype: torch.dtype) -> dict[str, Tensor]:
@@ -103,18 +87,18 @@ class WeightFile:
         finally:
             path.unlink(missing_ok=True)
 
-    def send(self, channel: Channel) -> None:
+    def send(self, end: Connection) -> None:
         """Sends the open file to a worker that waits for it."""
-        channel.send_file(self._file.fileno())
+        reduction.send_handle(end, self._file.fileno(), 0)
 
     def close(self) -> None:
         """Gives the file's memory back, once no worker has it open."""
         self._file.close()
 
 
-def read_weights(channel: Channel) -> Iterator[tuple[str, Tensor]]:
+def read_weights(end: Connection) -> Iterator[tuple[str, Tensor]]:
     """Yields, in the worker, the weights of the file that the rank sends."""
-    descriptor = channel.receive_file()
+    descriptor = reduction.recv_handle(end)
     try:
         with safe_open(f"/dev/fd/{descriptor}", framework="pt") as file:
             for name in file.keys():  # noqa: SIM118  (not a mapping)

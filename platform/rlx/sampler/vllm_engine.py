@@ -25,18 +25,15 @@ from torch import Tensor
 from rlx.errors import RlxError, SpecError
 from rlx.model import Policy, StoredForm
 from rlx.rollout import Completion, CompletionRequest
-from rlx.sampler.draw import (
-    require_context_room,
-    require_finite_logits,
-    require_sequence_room,
-)
-from rlx.sampler.engine import SamplingEngine, SequenceLogprobs, require_vllm
+from rlx.sampler.draw import require_context_room, require_finite_logits
+from rlx.sampler.engine import SamplingEngine, require_vllm
 from rlx.sampler.vllm_channel import (
     SHARED_MEMORY,
-    Channel,
     WeightFile,
     collect_weights,
     drop_tied_weights,
+    receive_message,
+    send_message,
 )
 from rlx.spec import RunnerSpec, TurnSpec
 from rlx.spec import VllmSamplerSpec as VllmSpec
@@ -205,46 +202,24 @@ class VllmSampler(SamplingEngine):
         request = {"ask": "generate", "rows": rows, "sampling": settings}
         return list(self._ask(request, "sample")["rows"])
 
-    def compute_logprobs(
-        self, sequences: Sequence[Sequence[int]], top: int
-    ) -> list[SequenceLogprobs]:
-        """See `SamplingEngine.compute_logprobs`. vLLM reads no sequence that it could not continue
-        by a token."""
-        self.make_room(max(map(len, sequences), default=0) + 1)
-        require_sequence_room(sequences, min(self.limits) - 1)
-        if not self.holds_weights:
-            self._load_published_weights()
-        rows = [list(sequence) for sequence in sequences]
-        request = {"ask": "logprobs", "rows": rows, "top": top}
-        answers = self._ask(request, "compute log-probabilities")["rows"] if rows else []
-        require_finite_logits(logprobs for logprobs, _ in answers)
-        return [
-            SequenceLogprobs(tuple(logprobs), tuple(tuple(map(tuple, at)) for at in likeliest))
-            for logprobs, likeliest in answers
-        ]
-
     def _ask(self, message: Mapping[str, Any], doing: str) -> dict[str, Any]:
         """Sends a request to the worker; if it was killed, restarts it and tries once more."""
+        load = message["ask"] == "load"
         try:
-            return self._query_worker(message, doing)
+            return self._worker.ask(message, doing, self._weights if load else None)
         except WorkerGone as gone:
             print(f"{gone}; restarting it", file=sys.stderr, flush=True)
         self.restarts += 1
         self.holds_weights = True
         self._worker, _ = self._start_worker()
         try:
-            if message["ask"] != "load":
-                self._query_worker({"ask": "load"}, "take the learner's weights")
-            return self._query_worker(message, doing)
+            loaded = self._worker.ask({"ask": "load"}, "take the learner's weights", self._weights)
+            return loaded if load else self._worker.ask(message, doing)
         except WorkerGone as gone:
             raise RlxError(
                 f"{gone} for the second time, when asked to {doing}: if the machine ran out of "
                 "memory, lower sampler.kv_cache_mb or sampler.max_rows"
             ) from gone
-
-    def _query_worker(self, message: Mapping[str, Any], doing: str) -> dict[str, Any]:
-        weights = self._weights if message["ask"] == "load" else None
-        return self._worker.ask(message, doing, weights)
 
     def close(self) -> None:
         """Stops the worker."""
@@ -257,12 +232,7 @@ class _VllmSession:
     """Stateless: vLLM's prefix cache recognizes contexts by their tokens."""
 
     def __init__(self, sampler: VllmSampler) -> None:
-        self._sampler = sampler
-
-    @property
-    def context_length(self) -> int:
-        """See `rlx.rollout.SamplingSession`."""
-        return self._sampler.context_length
+        self._sampler, self.context_length = sampler, sampler.context_length
 
     def generate(
         self, requests: Sequence[CompletionRequest], sampling: TurnSpec
@@ -282,15 +252,12 @@ class _VllmSession:
                 "top_k: 1 to take the most likely tokens"
             )
         rows = [(r.context, seed, r.limit_tokens(sampling)) for r in requests for seed in r.seeds]
-        completions = iter(self._sampler.generate(rows, sampling) if rows else ())
+        completions = self._sampler.generate(rows, sampling) if rows else []
         if self._sampler.on_ended is not None:
             self._sampler.on_ended(len(rows))
-        return [tuple(_build_completion(*next(completions)) for _ in r.seeds) for r in requests]
-
-
-def _build_completion(tokens: list[int], logprobs: list[float], reason: str) -> Completion:
-    require_finite_logits([logprobs])
-    return Completion(tuple(tokens), tuple(logprobs), "stop" if reason == "stop" else "length")
+        require_finite_logits(logprobs for _, logprobs, _ in completions)
+        ready = (Completion(tuple(t), tuple(p), reason) for t, p, reason in completions)
+        return [tuple(next(ready) for _ in request.seeds) for request in requests]
 
 
 class WorkerGone(Exception):
@@ -306,8 +273,8 @@ class WorkerProcess:
     """
 
     def __init__(self, environment: Mapping[str, str], folders: Sequence[Path]) -> None:
-        ours, theirs = Pipe()
-        self._channel, self._folders = Channel(ours), folders
+        self._end, theirs = Pipe()
+        self._folders = folders
         with theirs:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", WORKER, str(theirs.fileno()), *map(str, folders)],
@@ -328,10 +295,10 @@ class WorkerProcess:
         try:
             with suppress(BrokenPipeError, ConnectionResetError):
                 # A worker that fails may say why, and end, before it has read all of this.
-                self._channel.send(message)
+                send_message(self._end, message)
                 if weights is not None:
-                    weights.send(self._channel)
-            answer = self._channel.receive()
+                    weights.send(self._end)
+            answer = receive_message(self._end)
         except (EOFError, OSError) as error:
             self.close()
             raise WorkerGone(
@@ -348,7 +315,7 @@ class WorkerProcess:
 
     def close(self) -> None:
         """Waits for the process to exit, and kills it if it does not."""
-        self._channel.close()
+        self._end.close()
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(EXIT_SECONDS)
         self._process.kill()

@@ -23,7 +23,7 @@ from torch import nn
 from rlx.importing import speed_up_imports
 from rlx.model import PlainDialogue, pretrained_tokenizer
 from rlx.sampler.draw import StopStringDetector
-from rlx.sampler.vllm_channel import Channel, read_weights
+from rlx.sampler.vllm_channel import read_weights, receive_message, send_message
 
 BLOCK = 32
 """Block size of the prefix cache in tokens: the smallest that vLLM supports on the CPU."""
@@ -56,8 +56,7 @@ class VllmWorker:
                 f"the ranks compute on {settings['device']}, but this vLLM is built for "
                 f"{current_platform.device_name}"
             )
-        self._sleeps = not on_cpu
-        self._asleep = False
+        self._sleeps, self._asleep = not on_cpu, False
         memory = {"gpu_memory_utilization": settings["gpu_memory_utilization"]}
         if on_cpu:
             memory = {"kv_cache_memory_bytes": settings["kv_cache_mb"] << 20}
@@ -86,39 +85,24 @@ class VllmWorker:
         tokenizer = pretrained_tokenizer(Path(settings["folder"]))
         self._read = PlainDialogue(tokenizer, self._ends).read
         self._requests = 0  # how many completions have been asked for
+        self.context_length: int = self._llm.model_config.max_model_len
 
-    @property
-    def context_length(self) -> int:
-        """Maximum dialogue length of vLLM, in tokens."""
-        longest: int = self._llm.model_config.max_model_len
-        return longest
-
-    def answer(self, message: Mapping[str, Any], channel: Channel) -> dict[str, Any]:
-        """Handles a request of the rank: `sleep`, `load`, or `generate` or `logprobs` of `rows`."""
+    def answer(self, message: Mapping[str, Any], end: Connection) -> dict[str, Any]:
+        """Handles a request of the rank: `sleep`, `load`, or `generate` of `rows`."""
         if message["ask"] == "sleep":
-            self._sleep()
+            if self._sleeps and not self._asleep:
+                self._llm.sleep(level=2)  # without a copy of the weights: the next request has them
+                self._asleep = True
             return {}
         if self._asleep:
             self._llm.wake_up()
             self._asleep = False
-        if message["ask"] == "load":
-            self._load(channel)
+        if message["ask"] == "load":  # if this fails, the model is in an undefined state
+            weights = {"weights_iterator": read_weights(end)}
+            self._llm.collective_rpc("reload_weights", kwargs=weights)
+            self._drop_former_weights()
             return {}
-        if message["ask"] == "logprobs":
-            return {"rows": self._compute_logprobs(message["rows"], message["top"])}
         return {"rows": self._generate(message["rows"], message["sampling"])}
-
-    def _sleep(self) -> None:
-        """Releases GPU memory for the learner until the next request."""
-        if self._sleeps and not self._asleep:
-            self._llm.sleep(level=2)  # without a copy of the weights: the next request brings them
-            self._asleep = True
-
-    def _load(self, channel: Channel) -> None:
-        """Loads the rank's weights. If this fails, the model is in an undefined state."""
-        weights = {"weights_iterator": read_weights(channel)}
-        self._llm.collective_rpc("reload_weights", kwargs=weights)
-        self._drop_former_weights()
 
     def _drop_former_weights(self) -> None:
         """Drops what vLLM caches of the previous weights, which reloading alone does not."""
@@ -164,21 +148,6 @@ class VllmWorker:
                 completion.finish_reason = "stop"
                 break
 
-    def _compute_logprobs(
-        self, rows: Sequence[list[int]], top: int
-    ) -> list[tuple[list[float], list[list[tuple[int, float]]]]]:
-        """Computes, for every token of each row but the first, its log-probability and those of
-        the likeliest tokens. vLLM does so for prompts, which it then continues by a token."""
-        from vllm import SamplingParams
-
-        parameters = SamplingParams(max_tokens=1, prompt_logprobs=top, detokenize=False)
-        prompts = [{"prompt_token_ids": row} for row in rows]
-        outputs = self._llm.generate(prompts, parameters, use_tqdm=False)
-        return [
-            _list_prompt_logprobs(row, output, top)
-            for row, output in zip(rows, outputs, strict=True)
-        ]
-
     def _build_parameters(self, sampling: Mapping[str, Any], seed: int, limit: int) -> Any:
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
@@ -196,16 +165,6 @@ class VllmWorker:
             logprobs=0,  # only those of the sampled tokens
             output_kind=kind,
         )
-
-
-def _list_prompt_logprobs(
-    row: Sequence[int], output: Any, top: int
-) -> tuple[list[float], list[list[tuple[int, float]]]]:
-    """Lists the log-probabilities of a row's tokens, and the likeliest tokens at each place."""
-    places = output.prompt_logprobs[1:]
-    chosen = [at[token].logprob for token, at in zip(row[1:], places, strict=True)]
-    ranked = [sorted((v.rank, token, v.logprob) for token, v in at.items()) for at in places]
-    return chosen, [[(token, value) for rank, token, value in at if rank <= top] for at in ranked]
 
 
 def repack_matrices(model: nn.Module) -> None:
@@ -240,18 +199,18 @@ def main(descriptor: int, *folders: str) -> int:
         signal.signal(number, signal.SIG_IGN)
     leaving = Thread(target=_exit_with_rank, args=(descriptor, folders), daemon=True)
     leaving.start()
-    channel = Channel(Connection(descriptor))
+    end = Connection(descriptor)
     try:
-        worker = VllmWorker(channel.receive())
-        channel.send({"longest": worker.context_length})
+        worker = VllmWorker(receive_message(end))
+        send_message(end, {"longest": worker.context_length})
         with torch.inference_mode():
             while True:
-                channel.send(worker.answer(channel.receive(), channel))
+                send_message(end, worker.answer(receive_message(end), end))
     except EOFError:
         leaving.join()
     except Exception as error:  # noqa: BLE001  (reported by the rank)
         traceback.print_exc()
-        channel.send({"error": f"{type(error).__name__}: {error}"})
+        send_message(end, {"error": f"{type(error).__name__}: {error}"})
     return 1
 
 

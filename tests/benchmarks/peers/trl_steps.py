@@ -1,9 +1,8 @@
 """GRPO steps of TRL's trainer, one for each line that arrives; runs in TRL's own environment.
 
-    python trl_steps.py MODEL CASE          CASE is a file of JSON; see steps.py beside this folder
+    python trl_steps.py MODEL CASE    CASE is a file of JSON; see real_steps.py beside this folder
 
-Prints a line when it is ready, and after every step one with its seconds and the most bytes of a
-GPU, {"cpu": …, "wall": …, "gpu_peak": …}.
+Prints a line when it is ready, and after every step one with its seconds, {"cpu": …, "wall": …}.
 """
 
 import json
@@ -28,8 +27,7 @@ class OneByOne(TrainerCallback):
 
     def on_step_end(self, args, state, control, **kwargs):
         cpu, wall = time.process_time() - self.cpu, time.perf_counter() - self.wall
-        peak = torch.cuda.max_memory_allocated() if torch.cuda.is_available() else 0
-        told({"cpu": cpu, "wall": wall, "gpu_peak": peak})
+        told({"cpu": cpu, "wall": wall})
         self.wait(control)
 
     def wait(self, control):
@@ -44,11 +42,9 @@ def told(line):
 def main(folder, case):
     torch.set_num_threads(1)
     rows = case["prompts"] * case["answers"]
-    on_cpu = case.get("device", "cpu") == "cpu"
     options = GRPOConfig(
         output_dir=tempfile.mkdtemp(),
-        use_cpu=on_cpu,
-        bf16=not on_cpu,
+        use_cpu=True,
         gradient_checkpointing=False,
         per_device_train_batch_size=case["rows"],
         gradient_accumulation_steps=rows // case["rows"],
@@ -66,7 +62,7 @@ def main(folder, case):
         save_strategy="no",
         report_to="none",
         disable_tqdm=True,
-        dataloader_pin_memory=not on_cpu,
+        dataloader_pin_memory=False,
         shuffle_dataset=False,
         seed=0,
     )

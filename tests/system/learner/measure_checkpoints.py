@@ -69,7 +69,7 @@ class Pair:
         if what == "adapters" and not seed:
             fill(adapter_weights(policy.model))
         self.learner = Learner(policy, runner, STEADY, ranks)
-        self.engines = dict(zip(PARTS, (self.learner, self.critic), strict=True))
+        self.engines = dict(zip(PARTS, (self.learner.engine, self.critic.engine), strict=True))
 
     def step(self, batches):
         return [

@@ -10,7 +10,7 @@ import subprocess
 import sys
 
 import pytest
-from architecture_table import MEASURE, build_table, read_in_vllm, read_table
+from architecture_table import MEASURE, build_table, read_table
 
 QUIET = {
     "OMP_NUM_THREADS": "1",
@@ -73,4 +73,4 @@ def test_models_that_see_later_tokens_are_refused_before_sampling(measured):
 
 
 def test_the_docs_have_the_table(models):
-    assert read_table() == build_table(models, read_in_vllm()), "run `make docs`"
+    assert read_table() == build_table(models), "run `make docs`"

@@ -141,20 +141,6 @@ def test_the_most_likely_tokens_are_those_of_generate(policy, sampler, requests)
         assert set(completion.logprobs) == {0.0}
 
 
-def test_log_probabilities_of_given_tokens_are_those_of_a_plain_forward(policy, sampler, requests):
-    sequences = [request.context for request in requests] + [(5,)]
-    for ids, found in zip(sequences, sampler.compute_logprobs(sequences, 3), strict=True):
-        with torch.no_grad():
-            plain = policy.model(input_ids=torch.tensor([ids])).logits[0, :-1].log_softmax(-1)
-        expected = [float(row[token]) for row, token in zip(plain, ids[1:], strict=True)]
-        assert found.logprobs == pytest.approx(expected, abs=5e-5)
-        best = [value for at in found.likeliest for _, value in at]
-        assert best == pytest.approx(plain.topk(3).values.flatten().tolist(), abs=5e-5)
-        assert len(found.likeliest) == len(ids) - 1
-    with pytest.raises(SpecError, match="do not fit into this engine's limit"):
-        sampler.compute_logprobs([(5,) * sampler.context_length], 0)
-
-
 def test_a_completion_has_a_limit_of_its_own(sampler, requests):
     limits = [1 + number for number in range(len(requests))]
     own = [replace(r, max_new_tokens=n) for r, n in zip(requests, limits, strict=True)]

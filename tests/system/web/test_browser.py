@@ -111,28 +111,6 @@ def test_seeds_fold_and_unfold(visit, real):
     expect(member).to_be_hidden()
 
 
-def test_rollouts_are_filtered(visit, real, known):
-    step = LAST[RLCR]
-    page = visit(real)
-    page.goto(f"/runs/{RLCR}/rollouts/{step}")
-    everything = page.locator("form.card .faint").inner_text()
-    page.get_by_label("turn").select_option("confidence")
-    page.get_by_label("reward from").fill("0.5")
-    with page.expect_navigation():
-        page.get_by_role("button", name="Show").click()
-    index = known.results.rollout_index(RLCR, step)
-    fits = {r.tree for r in index if r.turn == "confidence" and (r.reward or 0) >= 0.5}
-    assert page.locator("form.card .faint").inner_text().startswith(f"{len(fits)} prompts")
-    assert everything.startswith(f"{len({r.tree for r in index})} prompts, page 1 of 2")
-    assert page.get_by_label("turn").input_value() == "confidence"
-    with page.expect_navigation():
-        page.get_by_role("link", name="all", exact=True).click()
-    page.get_by_label("group without signal").check()
-    with page.expect_navigation():
-        page.get_by_role("button", name="Show").click()
-    assert page.locator(".silent").count() >= 1 or "No prompt" in page.content()
-
-
 def test_rollouts_by_keyboard(visit, real):
     page = visit(real)
     page.goto(f"/runs/{RLCR}/rollouts/5")
@@ -153,35 +131,6 @@ def test_rollouts_by_keyboard(visit, real):
     assert page.evaluate("document.activeElement.id") != "search"
     page.locator("#slider").fill("2")
     page.wait_for_url("**/rollouts/2")
-
-
-def test_the_turns_of_an_environment_are_on_the_page(visit, real, known):
-    page = visit(real)
-    step = LAST[KG]
-    page.goto(f"/runs/{KG}/rollouts/{step}")
-    row = next(
-        r
-        for r in known.results.rollout_index(KG, step)
-        if page.locator(f"#row-{step}-{r.row}").count()
-    )
-    assert page.locator(f"#row-{step}-{row.row} .said").count() >= 1
-    page.locator(f"#row-{step}-{row.row} > .meta .why-link").click()
-    page.locator("body[data-ready]").wait_for()
-    assert page.get_by_text("whole rollout").is_visible()
-    assert page.locator("#tokens .prompt").count() >= 1
-
-
-def test_the_same_problem_at_two_steps(visit, plain_site):
-    page = visit(plain_site)
-    page.goto("/runs/r-0001/rollouts/3")
-    with page.expect_navigation():
-        page.get_by_role("link", name="this problem alone").first.click()
-    page.get_by_role("link", name="step 1", exact=True).click()
-    page.wait_for_url("**against=1")
-    assert page.locator(".beside > section").count() == 2
-    left, right = (page.locator(".beside > section").nth(n).bounding_box() for n in (0, 1))
-    assert left["y"] == right["y"] and left["x"] + left["width"] <= right["x"]
-    assert page.locator("#row-3-0").is_visible() and page.locator("#row-1-0").is_visible()
 
 
 def shades(page):

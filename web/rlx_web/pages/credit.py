@@ -106,6 +106,7 @@ def _find_row_tree(registry: Registry, record: RunRecord, step: int, row: int) -
 def _build_token_lines(body: TreeRecord, kept: RowRecord) -> list[dict[str, Any]]:
     """All tokens of the row's sequence, including its prompt."""
     pieces = body.get("pieces")
+    streams = {name: get_token_values(kept, name) for name in CHANNELS.values()}
     first, held = kept["start"], len(get_token_values(kept, "mask") or ())
     lines: list[dict[str, Any]] = []
     for s in list_path_segments(body, kept["segment"]):
@@ -126,18 +127,13 @@ def _build_token_lines(body: TreeRecord, kept: RowRecord) -> list[dict[str, Any]
             if i < len(sampled):
                 line["behaviour"] = sampled[i]
             if first <= at < first + held:
-                line |= _get_token_figures(kept, at - first)
+                line |= {name: values[at - first] for name, values in streams.items() if values}
+                line["learns"] = bool((get_token_values(kept, "mask") or ())[at - first])
             old, behaviour = line.get("old_logprobs"), line.get("behaviour")
             if old is not None and behaviour is not None and line["learns"]:
                 line["drift"] = old - behaviour
             lines.append(line)
     return lines
-
-
-def _get_token_figures(kept: RowRecord, at: int) -> dict[str, Any]:
-    streams = {name: get_token_values(kept, name) for name in CHANNELS.values()}
-    figures = {name: values[at] for name, values in streams.items() if values}
-    return figures | {"learns": bool((get_token_values(kept, "mask") or ())[at])}
 
 
 def _compute_token_window(
@@ -202,12 +198,10 @@ def _collect_step_rules(record: RunRecord, phase: object) -> dict[str, Any]:
     changes = next((p.get("set") or {} for p in phases if p.get("name") == phase), {})
     found: dict[str, Any] = {}
     for section in ("estimator", "mask", "credit"):
-        if not isinstance(settings := record.spec.get(section), Mapping):
-            continue
-        options: Any = next((p["options"] for p in record.plugins if p.get("kind") == section), {})
-        values = {**dict(list_leaf_values(options)), **dict(list_leaf_values(settings))}
-        for path, value in changes.items():
-            if path.startswith(f"{section}."):
-                values[path.removeprefix(f"{section}.")] = value
-        found[section] = {path: value for path, value in values.items() if path}
+        if isinstance(settings := record.settings.get(section), Mapping):
+            values = dict(list_leaf_values(settings))
+            for path, value in changes.items():
+                if path.startswith(f"{section}."):
+                    values[path.removeprefix(f"{section}.")] = value
+            found[section] = {path: value for path, value in values.items() if path}
     return found

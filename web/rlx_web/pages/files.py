@@ -5,8 +5,8 @@ import json
 import os
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from contextlib import suppress
+from functools import partial
 from io import FileIO
 from typing import Any
 
@@ -25,33 +25,8 @@ PROGRESS_BYTES = 4096
 CHUNK = 256 * 1024
 
 
-@dataclass(frozen=True, slots=True)
-class RunFile:
-    """An open file of a run's folder.
-
-    Attributes:
-        stream: unbuffered; whoever opened it closes it.
-        size: in bytes, when it was opened.
-    """
-
-    stream: FileIO
-    size: int
-
-    def read_at(self, offset: int, count: int) -> bytes:
-        """Returns `count` bytes from `offset` on, or what there is of them."""
-        return os.pread(self.stream.fileno(), count, offset)
-
-    def read_chunks(self) -> Iterator[bytes]:
-        """Yields `size` bytes, or fewer if the file has become shorter, and closes it."""
-        with self.stream:
-            at = 0
-            while at < self.size and (chunk := self.read_at(at, min(CHUNK, self.size - at))):
-                at += len(chunk)
-                yield chunk
-
-
-def open_download(registry: Registry, ref: str, path: str) -> RunFile:
-    """Opens the log or a recorded artifact of a run.
+def open_download(registry: Registry, ref: str, path: str) -> FileIO:
+    """Opens the log or a recorded artifact of a run; whoever reads it closes it.
 
     Raises:
         NotFoundError: the run has no such artifact, or it is no plain file in the run's folder.
@@ -63,6 +38,12 @@ def open_download(registry: Registry, ref: str, path: str) -> RunFile:
         return _open_plain_file(record, path)
     except OSError as error:
         raise NotFoundError(f"{path} cannot be read: {error.strerror}") from error
+
+
+def read_chunks(file: FileIO) -> Iterator[bytes]:
+    """Yields the content of a file, and closes it."""
+    with file:
+        yield from iter(partial(file.read, CHUNK), b"")
 
 
 def list_run_files(registry: Registry, record: RunRecord) -> list[dict[str, Any]]:
@@ -93,27 +74,21 @@ def build_log_page(
         "end": after or 0,
         "size": 0,
     }
-    with suppress(OSError), _plain_file(record, LOG) as file:
-        end = file.size if before is None else min(before, file.size)
+    with suppress(OSError), _open_plain_file(record, LOG) as file:
+        size = os.fstat(file.fileno()).st_size
+        end = size if before is None else min(before, size)
         start = max(0, end - LOG_BYTES) if after is None else min(after, end)
         end = min(end, start + LOG_BYTES)
-        content = file.read_at(start, end - start)
+        content = os.pread(file.fileno(), end - start, start)
         if start and after is None:  # the rest of a line that the earlier part has
             start += content.find(b"\n") + 1
             content = content[content.find(b"\n") + 1 :]
-        is_open = end == file.size and record.effective_status not in ENDED
-        if is_open:
+        if end == size and record.effective_status not in ENDED:
             content = content[: content.rfind(b"\n") + 1]
         lines = content.decode("utf-8", "replace").split("\n")
-        data |= {"start": start, "end": start + len(content), "size": file.size}
+        data |= {"start": start, "end": start + len(content), "size": size}
         data["lines"] = lines[:-1] if lines[-1] == "" else lines
     return data
-
-
-def tail_log(registry: Registry, record: RunRecord, count: int) -> list[str]:
-    """The last lines of a run's log."""
-    lines: list[str] = build_log_page(registry, record.id)["lines"]
-    return lines[-count:]
 
 
 def read_run_progress(record: RunRecord) -> dict[str, Any] | None:
@@ -123,8 +98,9 @@ def read_run_progress(record: RunRecord) -> dict[str, Any] | None:
     """
     if record.effective_status != "running":
         return None
-    with suppress(OSError, ValueError, TypeError, KeyError), _plain_file(record, PROGRESS) as file:
-        found = json.loads(file.read_at(0, PROGRESS_BYTES))
+    wrong = suppress(OSError, ValueError, TypeError, KeyError)
+    with wrong, _open_plain_file(record, PROGRESS) as file:
+        found = json.loads(file.read(PROGRESS_BYTES))
         return {
             **{name: str(found[name]) for name in ("stage", "note", "doing")},
             **{name: int(found[name]) for name in ("done", "total")},
@@ -134,20 +110,13 @@ def read_run_progress(record: RunRecord) -> dict[str, Any] | None:
 
 def _find_file_size(record: RunRecord, path: str) -> int | None:
     try:
-        with _plain_file(record, path) as file:
-            return file.size
+        with _open_plain_file(record, path) as file:
+            return os.fstat(file.fileno()).st_size
     except OSError:
         return None
 
 
-@contextmanager
-def _plain_file(record: RunRecord, path: str) -> Iterator[RunFile]:
-    file = _open_plain_file(record, path)
-    with file.stream:
-        yield file
-
-
-def _open_plain_file(record: RunRecord, path: str) -> RunFile:
+def _open_plain_file(record: RunRecord, path: str) -> FileIO:
     """Opens a regular file below a run's folder; no part of its path may be a link.
 
     Raises:
@@ -168,8 +137,7 @@ def _open_plain_file(record: RunRecord, path: str) -> RunFile:
         descriptor = os.open(parts[-1], flags, dir_fd=folder)
     finally:
         os.close(folder)
-    status = os.fstat(descriptor)
-    if not stat.S_ISREG(status.st_mode):
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
         raise FileNotFoundError(errno.ENOENT, "not a plain file", path)
-    return RunFile(FileIO(descriptor, "r"), status.st_size)
+    return FileIO(descriptor, "r")

@@ -47,7 +47,11 @@ def build_rollouts_page(
     record = registry.run(ref)
     steps = registry.results.rollout_steps(record.id)
     at = _get_step_position(record, steps, step)
-    wanted, unread = _find_matching_trees(registry, record, step, query)
+    wanted, unread = registry.queries.matching_trees(record.id, step, query), None
+    if query.text is not None:  # which may be in a preview, or anywhere in the messages
+        others = registry.queries.matching_trees(record.id, step, replace(query, text=None))
+        containing, unread = find_trees_with_text(registry, record, step, query.text)
+        wanted = sorted({*wanted, *(containing & set(others))})
     pages = max(1, math.ceil(len(wanted) / SCREEN))
     page = min(page, pages)
     largest = registry.queries.largest_advantages(record.id, step)
@@ -55,13 +59,13 @@ def build_rollouts_page(
     other = None
     if query.problem is not None and against is not None:
         _get_step_position(record, steps, against)
-        same = registry.queries.matching_trees(
+        there = registry.queries.matching_trees(
             record.id, against, RolloutQuery(problem=query.problem)
         )
         other = {
             "step": against,
             "largest": registry.queries.largest_advantages(record.id, against),
-            **_build_step_trees(registry, record, against, same[:SCREEN]),
+            **_build_step_trees(registry, record, against, there[:SCREEN]),
         }
     with_problem = (
         registry.queries.problem_steps(record.id, query.problem) if query.problem else None
@@ -115,21 +119,6 @@ def nearest_step(registry: Registry, ref: str, step: int) -> int:
     if not steps:
         raise NotFoundError(f"{record.id} has no recorded rollouts")
     return min(steps, key=lambda s: (abs(s - step), s))
-
-
-def _find_matching_trees(
-    registry: Registry, record: RunRecord, step: int, query: RolloutQuery
-) -> tuple[list[int], str | None]:
-    """Trees that match a query; its text may occur in a preview or anywhere in the messages.
-
-    Also returns why messages were not searched, if the rollout file cannot be read.
-    """
-    fitting = registry.queries.matching_trees(record.id, step, query)
-    if query.text is None:
-        return fitting, None
-    others = registry.queries.matching_trees(record.id, step, replace(query, text=None))
-    containing, unread = find_trees_with_text(registry, record, step, query.text)
-    return sorted({*fitting, *(containing & set(others))}), unread
 
 
 def _get_step_position(record: RunRecord, steps: Sequence[int], step: int) -> int:

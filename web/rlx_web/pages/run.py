@@ -6,38 +6,16 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Protocol
 
-from rlx_registry import (
-    ENDED,
-    Curve,
-    EvaluationRecord,
-    Registry,
-    RunRecord,
-    is_idle,
-)
-from rlx_web.pages.files import list_run_files, read_run_progress, tail_log
-from rlx_web.pages.runs import FALLBACKS, HEADLINES, STRIP, find_headline_curve
+from rlx_registry import ENDED, FIGURES, Curve, EvaluationRecord, Registry, RunRecord, is_idle
+from rlx_web.pages.files import build_log_page, list_run_files, read_run_progress
+from rlx_web.pages.runs import STRIP, find_headline_curve
 from rlx_web.pages.sections import build_metric_sections
 from rlx_web.text import list_leaf_values
 
-FIGURES = {
-    "accuracy": "Accuracy",
-    "brier": "Brier score",
-    "brier_recalibrated": "Brier score, recalibrated on other problems",
-    "stratum_brier": "Brier score, knowing only the stratum",
-    "auroc": "AUROC",
-    "auroc_one_bit": "AUROC of at least .5, yes or no",
-    "stratum_auroc": "AUROC, knowing only the stratum",
-    "within_auroc": "AUROC within kinds of problem",
-    "ece": "ECE, 10 bins",
-    "ece_debiased": "ECE without the bias of few answers",
-    "mean_confidence": "Mean confidence",
-    "signed_gap": "Confidence − accuracy",
-    "alike_share": "Answers whose confidences are all alike",
-    "unparsable": "Unreadable confidences",
-}
-"""Metrics of an evaluation shown first, with their titles; the others are collapsed."""
-
-LAST = len(FIGURES)
+TITLES = {figure.name: figure.title for figure in FIGURES}
+"""Titles of the metrics of an evaluation, in the order of its table."""
+MAIN = [figure.name for figure in FIGURES if figure.meaning]
+"""Metrics that are shown first; the others are collapsed."""
 ORDER = {"before": 0, "step": 1, "after": 2}
 RESUMABLE = ("failed", "stopped", "lost")
 PACE = 12
@@ -69,45 +47,47 @@ def build_run_page(registry: Registry, ref: str, find_link: FindLink) -> dict[st
     steps = registry.results.rollout_steps(record.id)
     tracker = find_link([record])
     tables = evaluation_tables(evaluations)
+    names = registry.queries.metric_names(record.id)
+    newest = registry.queries.last_values([record.id], names)[record.id]
+    held_out = [row for table in tables if table["suite"] == "held_out" for row in table["rows"]]
+    origins = record.origins or {}
+    default = "default" if origins else None  # of options that plugins filled in
     return {
         "run": build_run_summary(record) | {"eta": _compute_remaining_seconds(registry, record)},
         **run_sections(registry, record.id),
-        "latest": _find_latest_values(registry, record.id),
+        "latest": {name: {"step": step, "value": value} for name, (step, value) in newest.items()},
         "seq": registry.queries.last_seq(record.id),
-        "headline": _build_headline(registry, record, tables),
+        "headline": {  # whether it learns
+            "curve": find_headline_curve(registry, [record], {record.id: newest}),
+            "held_out": held_out[0] if held_out else None,
+        },
         "evaluations": tables,
         "probes": build_probe_tables(evaluations),
         "events": [asdict(event) for event in events],
         "events_left_out": registry.queries.count_events(record.id) - len(events),
-        "figures": FIGURES,
+        "figures": TITLES,
+        "main_figures": MAIN,
         "history": [asdict(change) for change in registry.history(record.id)],
-        "rollout_steps": _summarize_steps(steps),
+        "rollout_steps": {"first": steps[0], "last": steps[-1], "count": len(steps)}
+        if steps
+        else None,
         "checkpoints": [asdict(c) for c in registry.results.checkpoints(record.id)],
         "artifacts": [asdict(a) for a in registry.results.artifacts(record.id)],
         "files": list_run_files(registry, record),
-        "log": tail_log(registry, record, LOG_LINES),
+        "log": build_log_page(registry, record.id)["lines"][-LOG_LINES:],
         "progress": read_run_progress(record),
         "idle_steps": _count_idle_steps(registry, record),
         "plugins": record.plugins,
         "code": record.code,
         "environment": record.environment,
         "spec": record.spec,
-        "values": _list_spec_values(record),
+        "values": [
+            {"path": path, "value": value, "origin": origins.get(path, default)}
+            for path, value in list_leaf_values(record.settings)
+        ],
         "yaml": record.yaml,
         "commands": _build_run_commands(record),
         "tracker": tracker and {"url": tracker.url, "store": tracker.store},
-    }
-
-
-def _build_headline(
-    registry: Registry, record: RunRecord, tables: Sequence[Mapping[str, Any]]
-) -> dict[str, Any]:
-    """Whether the run learns: its headline curve, and the first figure of its held-out problems."""
-    values = registry.queries.last_values([record.id], [*HEADLINES, *FALLBACKS])
-    rows = [row for table in tables if table["suite"] == "held_out" for row in table["rows"]]
-    return {
-        "curve": find_headline_curve(registry, [record], values),
-        "held_out": rows[0] if rows else None,
     }
 
 
@@ -121,13 +101,6 @@ def run_sections(registry: Registry, ref: str) -> dict[str, Any]:
     """The names of a run's curves, by section and chart."""
     names = registry.queries.metric_names(registry.run(ref).id)
     return {"sections": [asdict(section) for section in build_metric_sections(names)]}
-
-
-def _find_latest_values(registry: Registry, run_id: str) -> dict[str, dict[str, float]]:
-    """The newest value of every metric, and its step."""
-    names = registry.queries.metric_names(run_id)
-    newest = registry.queries.last_values([run_id], names)[run_id]
-    return {name: {"step": step, "value": value} for name, (step, value) in newest.items()}
 
 
 def live_run(registry: Registry, ref: str, after: int, event: int) -> dict[str, Any]:
@@ -152,12 +125,6 @@ def live_run(registry: Registry, ref: str, after: int, event: int) -> dict[str, 
     }
 
 
-def build_run_curves(registry: Registry, ref: str, names: Sequence[str]) -> dict[str, Any]:
-    """Some curves of a run, downsampled if the run is long."""
-    record = registry.run(ref)
-    return {"run": record.id, "curves": registry.queries.curves(record.id, names)}
-
-
 def build_run_summary(record: RunRecord) -> dict[str, Any]:
     """A run's status line, with its effective status."""
     return {name: getattr(record, name) for name in STRIP} | {"status": record.effective_status}
@@ -176,13 +143,14 @@ def evaluation_tables(records: Sequence[EvaluationRecord]) -> list[dict[str, Any
         )
         ends = [r for r in across if r.label != "step"] or across[-1:]
         figures = [dict(_flatten_metrics(record.metrics)) for record in ends]
-        names = list(dict.fromkeys(name for f in figures for name in f))
-        names.sort(key=lambda name: list(FIGURES).index(name) if name in FIGURES else LAST)
+        found = dict.fromkeys(name for f in figures for name in f)
+        names = [*(n for n in TITLES if n in found), *(n for n in found if n not in TITLES)]
+        intervals = [record.metrics.get("intervals") or {} for record in ends]
         rows = [
             {
                 "name": name,
                 "values": [f.get(name) for f in figures],
-                "intervals": [_get_metric_interval(r, name) for r in ends],
+                "intervals": [known.get(name) for known in intervals],
                 "change": _compute_metric_change(name, ends, figures),
             }
             for name in names
@@ -238,25 +206,14 @@ def _flatten_metrics(metrics: Mapping[str, Any], prefix: str = "") -> list[tuple
     return found
 
 
-def _get_metric_interval(record: EvaluationRecord, name: str) -> list[float] | None:
-    """A metric's recorded confidence interval."""
-    found = record.metrics.get("intervals")
-    pair = found.get(name) if isinstance(found, Mapping) else None
-    return list(pair) if isinstance(pair, list | tuple) and len(pair) == 2 else None
-
-
 def _compute_metric_change(
     name: str, records: Sequence[EvaluationRecord], figures: Sequence[Mapping[str, Any]]
 ) -> float | None:
     ends = {r.label: f.get(name) for r, f in zip(records, figures, strict=True)}
     before, after = ends.get("before"), ends.get("after")
-    if _is_number(before) and _is_number(after):
-        return float(after) - float(before)  # type: ignore[arg-type]
+    if isinstance(before, int | float) and isinstance(after, int | float):
+        return float(after) - float(before)
     return None
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _compute_remaining_seconds(registry: Registry, record: RunRecord) -> float | None:
@@ -270,10 +227,6 @@ def _compute_remaining_seconds(registry: Registry, record: RunRecord) -> float |
     return max(0.0, pace * (record.steps_total - record.step))
 
 
-def _summarize_steps(steps: Sequence[int]) -> dict[str, int] | None:
-    return {"first": steps[0], "last": steps[-1], "count": len(steps)} if steps else None
-
-
 def _build_run_commands(record: RunRecord) -> dict[str, str]:
     """Shell commands for this run."""
     resolved = Path(record.directory or ".") / "spec.json"
@@ -284,13 +237,3 @@ def _build_run_commands(record: RunRecord) -> dict[str, str]:
         "draw plots": f"rlx status {record.id} --pictures",
         **({"resume": f"rlx resume {record.id}"} if record.effective_status in RESUMABLE else {}),
     }
-
-
-def _list_spec_values(record: RunRecord) -> list[dict[str, Any]]:
-    """Every value of the resolved experiment with its origin."""
-    origins = record.origins or {}
-    default = "default" if origins else None  # of options that plugins filled in
-    return [
-        {"path": path, "value": value, "origin": origins.get(path, default)}
-        for path, value in list_leaf_values(record.settings)
-    ]

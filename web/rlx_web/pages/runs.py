@@ -28,8 +28,8 @@ def build_run_list_page(registry: Registry, text: str, page: int) -> dict[str, A
 
     Args:
         text: filter: every word occurs in a run's id, name, digest, status, machine or groups, or
-            is one of `status:running`, `seed:3`, `name:rlcr`, `group:seeds`, or a value of its
-            experiment, defaults of plugins included, such as `normalize:center`.
+            is `status:running`, `group:seeds`, or a value of its experiment, defaults of plugins
+            included, such as `seed:3` or `normalize:center`.
         page: from 1.
     """
     joined: dict[str, list[str]] = {}
@@ -37,13 +37,15 @@ def build_run_list_page(registry: Registry, text: str, page: int) -> dict[str, A
         for member in members:
             joined.setdefault(member, []).append(name)
     words = text.lower().split()
-    rows = [
-        row
-        for row in registry.queries.run_rows()
-        if _matches_words(row, joined.get(row.id, ()), [w for w in words if not _is_setting(w)])
-    ]
-    if settings := [word for word in words if _is_setting(word)]:
-        having = {run.id for run in registry.runs() if _has_settings(run, settings)}
+    rows = registry.queries.run_rows()
+    for word in (word for word in words if ":" not in word):
+        rows = [row for row in rows if word in _describe_row(row, joined.get(row.id, ()))]
+    if settings := [word for word in words if ":" in word]:
+        having = {
+            run.id
+            for run in registry.runs()
+            if all(_has_setting(run, joined.get(run.id, ()), word) for word in settings)
+        }
         rows = [row for row in rows if row.id in having]
     groups: dict[tuple[str, str], list[RunRow]] = {}
     for row in rows:
@@ -71,38 +73,21 @@ def build_run_list_page(registry: Registry, text: str, page: int) -> dict[str, A
     }
 
 
-FIELDS = ("status", "seed", "name", "group")
-"""What a word of the filter may name beside a key of the experiment."""
+def _describe_row(row: RunRow, groups: Sequence[str]) -> str:
+    words = (row.id, row.name, row.digest, row.effective_status, row.host or "", *groups)
+    return " ".join(words).lower()
 
 
-def _is_setting(word: str) -> bool:
-    key, colon, _ = word.partition(":")
-    return bool(colon) and key not in FIELDS
-
-
-def _has_settings(run: RunRecord, words: Sequence[str]) -> bool:
-    """Whether each word is KEY:VALUE, with the end of a path of the experiment as its key."""
-    values = [
-        (f".{path}".lower(), str(value if isinstance(value, str) else json.dumps(value)).lower())
-        for path, value in list_leaf_values(run.settings)
-    ]
-    wanted = [word.partition(":")[::2] for word in words]
-    return all(any(p.endswith(f".{k}") and v == text for p, v in values) for k, text in wanted)
-
-
-def _matches_words(row: RunRow, groups: Sequence[str], words: Sequence[str]) -> bool:
-    status = row.effective_status
-    values = ([status], [str(row.seed)], [row.name], groups)
-    fields: dict[str, Sequence[str]] = dict(zip(FIELDS, values, strict=True))
-    everything = " ".join((row.id, row.name, row.digest, status, row.host or "", *groups)).lower()
-    for word in words:
-        key, colon, value = word.partition(":")
-        if colon and key in fields:
-            if value not in (one.lower() for one in fields[key]):
-                return False
-        elif word not in everything:
-            return False
-    return True
+def _has_setting(run: RunRecord, groups: Sequence[str], word: str) -> bool:
+    """Whether a word is KEY:VALUE of a run, with the end of a path of its experiment as its key."""
+    key, _, value = word.partition(":")
+    own = [("status", run.effective_status), ("name", run.name), ("seed", run.seed)]
+    own += [("group", group) for group in groups]
+    return any(
+        f".{path}".lower().endswith(f".{key}")
+        and str(found if isinstance(found, str) else json.dumps(found)).lower() == value
+        for path, found in [*own, *list_leaf_values(run.settings)]
+    )
 
 
 def live_runs(registry: Registry) -> dict[str, Any]:

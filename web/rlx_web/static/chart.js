@@ -15,19 +15,6 @@ export function around(value) {
   return [value - margin, value + margin];
 }
 
-/**
- * Exponential moving average, corrected for its beginning as Adam's is: the first value is itself.
- * @param {[number, number][]} points @param {number} weight of what came before, from 0 to below 1
- */
-export function smoothed(points, weight) {
-  let sum = 0, mass = 0;
-  return points.map(([x, y]) => {
-    sum = weight * sum + (1 - weight) * y;
-    mass = weight * mass + (1 - weight);
-    return [x, sum / mass];
-  });
-}
-
 /** Appends new points; a step that is written again replaces its old value. */
 export function merged(points, news) {
   const at = new Map(points);

@@ -1,9 +1,9 @@
-// Line charts, drawn by uPlot. The charts of a page share their pointer, zoom, scale and smoothing.
+// Line charts, drawn by uPlot. The charts of a page share their pointer and their zoom.
 
 import uPlot from "/static/uplot/uPlot.esm.js";
-import { around, columns, nearest, number, smoothed, visible } from "/static/chart.js";
+import { around, columns, nearest, number, visible } from "/static/chart.js";
 
-const COLOURS = 6, HEIGHT = 150, FAINT = "40";
+const COLOURS = 6, HEIGHT = 150;
 const FONT = "10px system-ui, sans-serif";
 
 /** @typedef {{label: string, points: [number, number][]}} Curve */
@@ -12,42 +12,24 @@ const theme = matchMedia("(prefers-color-scheme: dark)");
 const ink = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 const colour = (i) => `--c${i % COLOURS}`;
 
-/** The charts of a page, and the form with their settings, which the address keeps. */
+/** The charts of a page. */
 export class Board {
-  #form; #plots = new Map(); #size;
+  #plots = new Map(); #size; #range = null;
 
-  /** @param {HTMLFormElement} form with smooth, log, from and to @param {() => void} redraw every chart */
-  constructor(form, redraw) {
-    this.#form = form;
+  constructor() {
     this.#size = new ResizeObserver((entries) => {
       for (const { target, contentRect } of entries) {
         const plot = this.#plots.get(target.closest("figure"));
         if (plot && contentRect.width) plot.setSize({ width: Math.floor(contentRect.width), height: plot.height });
       }
     });
-    const asked = new URLSearchParams(location.search);
-    for (const field of this.#fields())
-      if (asked.has(field.name)) field.type === "checkbox" ? (field.checked = true) : (field.value = asked.get(field.name));
-    form.hidden = false;
-    form.addEventListener("submit", (event) => event.preventDefault());
-    form.addEventListener("reset", () => setTimeout(() => { this.#keep(); redraw(); }));
-    form.addEventListener("input", (event) => {
-      this.#keep();
-      if (["from", "to"].includes(event.target.name)) this.#zoom();
-      else redraw();
-    });
     theme.addEventListener("change", () => { for (const plot of this.#plots.values()) plot.redraw(); });
-    this.#keep();
   }
-
-  /** The weight of earlier values in a smoothed curve, from 0 to below 1. */
-  get weight() { return Number(this.#form.elements.smooth.value); }
 
   /** Shows a range of x in every chart; null shows everything. @param {[number, number] | null} range */
   zoom(range) {
-    [this.#form.elements.from.value, this.#form.elements.to.value] = range?.map(number) ?? ["", ""];
-    this.#keep();
-    this.#zoom();
+    this.#range = range;
+    for (const plot of this.#plots.values()) this.#show(plot);
   }
 
   /**
@@ -60,65 +42,42 @@ export class Board {
     if (!shown.length) return;
     this.#plots.get(figure)?.destroy();
     for (const old of figure.querySelectorAll(".plot, .legend")) old.remove();
-    const log = this.#form.elements.log.checked;
-    const lines = shown.map((c) => this.#line(c));
-    const drawn = columns([...lines, ...(this.weight ? shown.map((c) => c.points) : [])].map((points) => (log ? positive(points) : points)));
     const box = document.createElement("div");
     box.className = "plot";
     box.setAttribute("role", "img");
-    const ends = shown.map((c, i) => `${c.label} ${number(lines[i].at(-1)[1])}`).join(", ");
+    const ends = shown.map((c) => `${c.label} ${number(c.points.at(-1)[1])}`).join(", ");
     box.setAttribute("aria-label", visible(`${title} by step: ${ends}`));
     figure.append(box);
-    const legend = named(figure, shown, lines, log), width = Math.floor(box.clientWidth) || 320;
-    const plot = new uPlot(this.#options(shown, { width, log, legend }), drawn, box);
+    const legend = named(figure, shown), width = Math.floor(box.clientWidth) || 320;
+    const plot = new uPlot(this.#options(shown, width, legend), columns(shown.map((c) => c.points)), box);
     this.#plots.set(figure, plot);
     this.#size.observe(box);
-    this.#zoom([plot]);
+    this.#show(plot);
   }
 
-  #fields() { return ["smooth", "log", "from", "to"].map((name) => this.#form.elements[name]); }
-
-  #line({ points }) { return this.weight ? smoothed(points, this.weight) : points; }
-
-  #keep() {
-    const kept = new URLSearchParams(location.search);
-    for (const field of this.#fields()) {
-      const value = field.type === "checkbox" ? (field.checked ? "1" : "") : field.value === field.defaultValue ? "" : field.value;
-      value ? kept.set(field.name, value) : kept.delete(field.name);
-    }
-    history.replaceState(null, "", `${location.pathname}${kept.size ? `?${kept}` : ""}${location.hash}`);
-    this.#form.querySelector("output").value = this.#form.elements.smooth.value;
+  #show(plot) {
+    const xs = plot.data[0];
+    const [min, max] = this.#range ?? [xs[0], xs.at(-1)];
+    plot.setScale("x", { min, max });
   }
 
-  #zoom(plots = this.#plots.values()) {
-    const [from, to] = ["from", "to"].map((name) => this.#form.elements[name].value.trim());
-    const read = (text, other) => (text && Number.isFinite(Number(text)) ? Number(text) : other);
-    for (const plot of plots) {
-      const xs = plot.data[0];
-      if (!xs.length) continue;
-      const min = read(from, xs[0]), max = read(to, xs.at(-1));
-      plot.setScale("x", min < max ? { min, max } : { min: xs[0], max: xs.at(-1) });
-    }
-  }
-
-  #options(curves, { width, log, legend }) {
-    const line = (i, faint) => ({
-      label: "", spanGaps: true, width: faint ? 1 : 1.6, points: { show: (u, s) => !faint && u.data[s].filter((v) => v !== null).length === 1 },
-      stroke: () => ink(colour(i)) + (faint ? FAINT : ""),
+  #options(curves, width, legend) {
+    const line = (i) => ({
+      label: "", spanGaps: true, width: 1.6, points: { show: (u, s) => u.data[s].filter((v) => v !== null).length === 1 },
+      stroke: () => ink(colour(i)),
     });
     const axis = { font: FONT, stroke: () => ink("--faint"), ticks: { show: false }, values: (u, splits) => splits.map((v) => (v === null ? "" : number(v))) };
     return {
       width, height: HEIGHT, legend: { show: false }, padding: [8, 14, 0, 0],
-      scales: { x: { time: false }, y: log ? { distr: 3 } : { range: rangeOf } },
+      scales: { x: { time: false }, y: { range: rangeOf } },
       axes: [
         { ...axis, size: 22, space: 60, grid: { show: false } },
         { ...axis, size: 48, space: 28, grid: { width: 1, stroke: () => ink("--edge") } },
       ],
-      series: [{}, ...curves.map((_, i) => line(i, false)), ...(this.weight ? curves.map((_, i) => line(i, true)) : [])],
+      series: [{}, ...curves.map((_, i) => line(i))],
       cursor: {
         y: false, drag: { x: true, y: false, setScale: false },
         dataIdx: (u, s, i) => nearest(u.data[0], u.data[s], i) ?? i,
-        points: { size: (u, s) => (s <= curves.length ? 6 : 0) },
         bind: { dblclick: () => () => { this.zoom(null); return null; } },
         sync: { key: "page", scales: ["x", null], filters: { pub: (type) => type === "mousemove" } },
       },
@@ -140,10 +99,8 @@ const rangeOf = (u, min, max) => {
   return min === max ? around(min) : uPlot.rangeNum(min, max, 0.1, true);
 };
 
-const positive = (points) => points.filter(([, y]) => y > 0);
-
 /** Adds a legend, and returns what shows the values at an index of the data, or the last ones. */
-function named(figure, curves, lines, log) {
+function named(figure, curves) {
   const list = document.createElement("div");
   list.className = "legend";
   const cells = curves.map((curve, i) => {
@@ -157,10 +114,9 @@ function named(figure, curves, lines, log) {
   const place = document.createElement("span");
   place.className = "faint";
   list.append(place);
-  const left = lines.flat().filter(([, y]) => !(y > 0)).length;
   const rest = () => {
-    for (const [i, line] of lines.entries()) cells[i].textContent = number(line.at(-1)[1]);
-    place.textContent = log && left ? `not shown: ${left} of 0 or below` : "";
+    for (const [i, { points }] of curves.entries()) cells[i].textContent = number(points.at(-1)[1]);
+    place.textContent = "";
   };
   figure.append(list);
   rest();

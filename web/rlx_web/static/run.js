@@ -9,20 +9,16 @@ const strip = document.getElementById("strip"), run = strip.dataset.run;
 const place = `/runs/${run}`;
 const MOST = 40, LONGEST = 8000;
 const ENDED = ["finished", "failed", "stopped", "lost"];
-/** @type {Map<string, {points: [number, number][]}>} fetched curves, by metric */
+/** @type {Map<string, [number, number][]>} fetched curves, by metric */
 const curves = new Map();
-const form = document.getElementById("plots"); // not there as long as there are no curves
-const board = form && new Board(form, () => { for (const element of drawn()) load(element); });
+const advice = document.getElementById("plots"); // not there as long as there are no curves
+const board = advice && new Board();
+if (advice) advice.hidden = false;
 const seen = { seq: Number(strip.dataset.seq), event: Number(strip.dataset.event) };
 let sections = [];
 
-/** The sections that have been drawn. */
-function drawn() {
-  return document.querySelectorAll("[data-section][data-ready]");
-}
-
 function redraw(figure, chart) {
-  const shown = chart.curves.map(([name, label]) => ({ label, points: [], ...curves.get(name) }));
+  const shown = chart.curves.map(([name, label]) => ({ label, points: curves.get(name) ?? [] }));
   board.draw(figure, shown, chart.title);
 }
 
@@ -43,11 +39,9 @@ function batches(names) {
 async function load(element) {
   const part = sections[Number(element.dataset.section)];
   const names = part.charts.flatMap((chart) => chart.curves.map(([name]) => name));
-  const lacking = names.filter((name) => !curves.has(name));
-  for (const some of batches(lacking)) {
-    const asked = some.map((name) => ["name", name]);
-    const data = await got(`${place}/curves.json?${new URLSearchParams(asked)}`);
-    for (const [name, points] of Object.entries(data?.curves ?? {})) curves.set(name, { points });
+  for (const some of batches(names.filter((name) => !curves.has(name)))) {
+    const data = await got(`${place}/curves.json?${new URLSearchParams(some.map((name) => ["name", name]))}`);
+    for (const [name, points] of Object.entries(data?.curves ?? {})) curves.set(name, points);
   }
   for (const figure of element.querySelectorAll("[data-chart]")) redraw(figure, part.charts[Number(figure.dataset.chart)]);
   element.dataset.ready = "true";
@@ -56,12 +50,13 @@ async function load(element) {
 function grow(points) {
   const news = new Map(Object.entries(points));
   for (const [name, more] of news)
-    if (curves.has(name)) curves.set(name, { points: merged(curves.get(name).points, more) });
-  for (const element of drawn()) {
+    if (curves.has(name)) curves.set(name, merged(curves.get(name), more));
+  for (const element of document.querySelectorAll("[data-section][data-ready]")) {
     const part = sections[Number(element.dataset.section)];
-    const grown = [...element.querySelectorAll("[data-chart]:not(:hover)")].filter((figure) =>
-      part.charts[Number(figure.dataset.chart)].curves.some(([name]) => news.has(name)));
-    for (const figure of grown) redraw(figure, part.charts[Number(figure.dataset.chart)]);
+    for (const figure of element.querySelectorAll("[data-chart]:not(:hover)")) {
+      const chart = part.charts[Number(figure.dataset.chart)];
+      if (chart.curves.some(([name]) => news.has(name))) redraw(figure, chart);
+    }
   }
 }
 
