@@ -25,14 +25,12 @@ from rlx.launch import (
     get_registry_url,
     get_run_exit_code,
     is_abandoned,
-    is_half_made,
     is_spec_of_run,
     locate_run_folder,
     open_registry,
     reconcile_job,
     registry_url,
     require_same_data,
-    require_same_past,
     start_experiment,
     stop_run,
     watch_run,
@@ -151,8 +149,7 @@ class Run:
         """Continues the run in the background from its newest checkpoint, and returns it.
 
         Args:
-            overrides: `path.to.key=value` of `runner`, `tracking` and
-                `rollout.max_prompt_tokens`.
+            overrides: `path.to.key=value` of `runner` and `tracking`.
             report: called with what has become of the run's plugins since.
 
         Raises:
@@ -160,7 +157,7 @@ class Run:
                 make it another experiment.
         """
         found = self.record
-        if is_half_made(found) or found.directory is None:
+        if found.directory is None:
             raise SpecError(f"{self.id} never began: {BROKEN_OFF}; submit its experiment again")
         resumable = found.effective_status in ("failed", "stopped", "lost", "queued")
         if not resumable and not is_abandoned(found):
@@ -387,11 +384,9 @@ def _build_resumed_spec(run: RunRecord, overrides: tuple[str, ...]) -> Experimen
     read, plugins = check_file(locate_run_folder(run).resolved_spec, overrides)
     if not is_spec_of_run(read.spec, run):
         raise SpecError(
-            f"{run.id} would be another experiment: only `runner`, `tracking` and "
-            "`rollout.max_prompt_tokens` can change; "
+            f"{run.id} would be another experiment: only `runner` and `tracking` can change; "
             f"for the rest: rlx submit SPEC --from-checkpoint {run.id}@latest"
         )
-    require_same_past(read.spec, run)
     run_preflight_checks(read, plugins)
     return read.spec
 
@@ -504,7 +499,7 @@ class Experiment:
         Args:
             again: run even if the same spec and seed have finished or are active; otherwise that
                 run is returned.
-            queue: leave the run to `rlx resume --queued`.
+            queue: only record the run; `Run.resume` starts it.
             rehearse: first send synthetic rollouts through the experiment, as `plan` does.
             anyway: train even where the first answers of a pretrained model carry no signal.
 

@@ -35,7 +35,6 @@ from rlx.launch import (
     diagnose_devices,
     format_disk_space,
     free_bytes,
-    gpus_here,
     hold_reserve,
     list_packages,
     open_launcher,
@@ -164,10 +163,11 @@ def find_cuda_lack(wanted: int) -> DeviceShortage | None:
 
 
 def _check_device(read: LoadedSpec) -> Iterator[Diagnostic]:
-    if faults := list(open_launcher(read.spec.runner, read.spec.sampler).check()):
+    launcher = open_launcher(read.spec.runner, read.spec.sampler)
+    if faults := list(launcher.check()):
         yield from faults
         return
-    here = gpus_here(read.spec)
+    here = launcher.count_ranks_here()
     runner = read.spec.runner
     if runner.device == "cpu" or not here or (lack := find_cuda_lack(here)) is None:
         return
@@ -389,11 +389,6 @@ def inspect_machine(registry_url: str) -> Iterator[MachinePart]:
     has_room = writable and free >= LOW_DISK_BYTES
     yield build_required("RLX_HOME", has_room, found, "set RLX_HOME to a folder with room")
     yield _describe_registry(registry_url)
-    if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"):
-        found = "offline: HF_HUB_OFFLINE is set, only files on this machine are used"
-    else:
-        found = "used for files that are not on this machine"
-    yield MachinePart("model hub", "ok", found)
     yield _describe_sandbox()
     offered, broken = list_installed_plugins(), []
     for one in offered:
