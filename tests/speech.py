@@ -10,7 +10,7 @@ BEGIN, END = 1, 0
 class Characters:
     """A `Dialogue`, and a `Speech` of probes, whose tokens are characters."""
 
-    def open(self, text, system="", history=(), prefix=""):
+    def open(self, text, system="", history=(), prefix="", tools=()):
         said = "".join(message.content for message in history)
         return (BEGIN, *map(ord, system + said + text + prefix))
 

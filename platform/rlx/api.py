@@ -25,14 +25,12 @@ from rlx.launch import (
     get_registry_url,
     get_run_exit_code,
     is_abandoned,
-    is_half_made,
     is_spec_of_run,
     locate_run_folder,
     open_registry,
     reconcile_job,
     registry_url,
     require_same_data,
-    require_same_past,
     start_experiment,
     stop_run,
     watch_run,
@@ -151,8 +149,7 @@ class Run:
         """Continues the run in the background from its newest checkpoint, and returns it.
 
         Args:
-            overrides: `path.to.key=value` of `runner`, `tracking` and
-                `rollout.max_prompt_tokens`.
+            overrides: `path.to.key=value` of `runner` and `tracking`.
             report: called with what has become of the run's plugins since.
 
         Raises:
@@ -160,7 +157,7 @@ class Run:
                 make it another experiment.
         """
         found = self.record
-        if is_half_made(found) or found.directory is None:
+        if found.directory is None:
             raise SpecError(f"{self.id} never began: {BROKEN_OFF}; submit its experiment again")
         resumable = found.effective_status in ("failed", "stopped", "lost", "queued")
         if not resumable and not is_abandoned(found):
@@ -189,16 +186,14 @@ class Run:
         step: int | None = None,
         card: bool = False,
         with_data: bool = False,
-        report: Report = log_report,
     ) -> Path:
         """Writes the run's model to a new folder, in the Hugging Face layout, and returns it.
 
         Args:
             folder: the new folder.
-            step: of the checkpoint; None takes the newest that is sound, or the trained model.
+            step: of the checkpoint; None takes the newest, or the trained model.
             card: also write a card, with the experiment and its figures.
             with_data: with a card: copy the task's data files too.
-            report: called with the checkpoints that are not sound.
 
         Raises:
             SpecError: the folder exists, or no checkpoint can be exported.
@@ -210,13 +205,13 @@ class Run:
         at, target = None if step is None else str(step), Path(folder)
         with open_registry(self.registry) as registry:
             found = registry.run(self.id)
-            written = export_model(registry, found, target, at, report)
+            written = export_model(registry, found, target, at)
             if card:
                 write_card(registry, found, written, target, with_data=with_data)
         return target
 
     def check(self, step: int | None = None) -> "AuditReport":
-        """Computes the run's scores, masks, rewards, advantages and probes again from its records.
+        """Computes the run's scores, masks, rewards and advantages again from its records.
 
         Args:
             step: only this one; None checks all that are stored.
@@ -389,11 +384,9 @@ def _build_resumed_spec(run: RunRecord, overrides: tuple[str, ...]) -> Experimen
     read, plugins = check_file(locate_run_folder(run).resolved_spec, overrides)
     if not is_spec_of_run(read.spec, run):
         raise SpecError(
-            f"{run.id} would be another experiment: only `runner`, `tracking` and "
-            "`rollout.max_prompt_tokens` can change; "
+            f"{run.id} would be another experiment: only `runner` and `tracking` can change; "
             f"for the rest: rlx submit SPEC --from-checkpoint {run.id}@latest"
         )
-    require_same_past(read.spec, run)
     run_preflight_checks(read, plugins)
     return read.spec
 
@@ -506,7 +499,7 @@ class Experiment:
         Args:
             again: run even if the same spec and seed have finished or are active; otherwise that
                 run is returned.
-            queue: leave the run to `rlx resume --queued`.
+            queue: only record the run; `Run.resume` starts it.
             rehearse: first send synthetic rollouts through the experiment, as `plan` does.
             anyway: train even where the first answers of a pretrained model carry no signal.
 

@@ -57,7 +57,6 @@ from .sqlite import describe_lost_registry, wait_for_lock
 from .supervisors import (
     forget_supervisor,
     is_supervisor_alive,
-    is_supervisor_in_other_container,
     record_supervisor,
 )
 from .token_streams import STREAMS, TokenStream
@@ -119,7 +118,6 @@ __all__ = [
     "get_token_values",
     "is_idle",
     "is_supervisor_alive",
-    "is_supervisor_in_other_container",
     "list_path_segments",
     "read_body",
     "read_trees",

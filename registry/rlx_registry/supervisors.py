@@ -66,19 +66,6 @@ def is_supervisor_alive(folder: str | None) -> bool | None:
     return _find_start(found.pid) == found.started
 
 
-def is_supervisor_in_other_container(folder: str | None) -> bool:
-    """Whether the supervisor is a process of this machine whose process id means nothing here.
-
-    Containers may share a host name, as those on the host's network do.
-    """
-    found = None if folder is None else _read_description(Path(folder) / _NAME)
-    here = _identify_machine()
-    if found is None or here is None:
-        return False
-    boot, namespace = here
-    return found.boot == boot and found.namespace != namespace
-
-
 def _read_description(path: Path) -> _ProcessIdentity | None:
     """The process that a run's folder names; None if it names none."""
     try:

@@ -89,7 +89,7 @@ class Program:
         answer = (self.agent.answer_chat if chat else self.agent.answer_text)(
             request, self.sample(wanted)
         )
-        return json.loads(answer.build_response().model_dump_json())
+        return json.loads(json.dumps(answer.build_response()))
 
     def post(self, body):
         return self.answer(*self.ask(body))

@@ -12,10 +12,8 @@ from rows import each_row
 from rlx.cli import main
 from rlx.errors import SpecError
 from rlx.home import RunFolder
-from rlx.launch import is_spec_of_run, locate_run_folder, rank
+from rlx.launch import rank
 from rlx.launch.rank import KERNELS
-from rlx.launch.run_access import load_resolved_spec
-from rlx.spec import PromptLimit
 from rlx_gyms.libraries import NeedsLibrary
 from rlx_gyms.verifiers import VerifiersTask
 from rlx_plugins.dataset import Dataset
@@ -178,35 +176,6 @@ def test_every_length_is_bounded_before_a_run_is_recorded(files, capsys):
     said = " ".join("".join(capsys.readouterr()).split())
     assert "1 of the first 301 problems do not fit" in said
     submit(capsys, *everything, "--set=rollout.max_prompt_tokens={}")
-
-
-@each_row(
-    ("recorded", "wanted", "code"),
-    [
-        ("null", "{}", 0),
-        ("null", "{limit: 200}", 2),
-        ("{limit: 200}", "{limit: 100}", 2),
-        ("{}", "null", 2),
-    ],
-)
-def test_a_run_that_met_a_long_prompt_goes_on_without_it(
-    files, capsys, monkeypatch, recorded, wanted, code
-):
-    """Its past has none, so it is the same run."""
-    rule = "rollout.max_prompt_tokens"
-    run_id = submit(capsys, "--again", "--quiet", f"--set={rule}={recorded}").out.strip()
-    with Registry.open(f"sqlite:///{files}/home/registry.db") as registry:
-        assert registry.transition(run_id, {"queued"}, "stopped")
-        run = registry.run(run_id)
-    begun = []
-    monkeypatch.setattr("rlx.launch.start_stop.start_supervisor", lambda *_: begun.append(1) or 1)
-    assert main(["resume", run_id, "--detach", f"--set={rule}={wanted}"]) == code
-    spec = load_resolved_spec(locate_run_folder(run))
-    assert is_spec_of_run(spec, run) and len(begun) == (code == 0)
-    if code:
-        assert "can only become `{}`" in " ".join(capsys.readouterr().err.split())
-    else:
-        assert spec.rollout.max_prompt_tokens == PromptLimit()
 
 
 def test_a_digest_is_that_of_the_records_however_they_are_written(folder):

@@ -52,6 +52,9 @@ def running(registry, folder, pid, **spec):
     run_id = submitted(registry, folder, **spec)
     registry.transition(run_id, {"submitted"}, "running")
     registry.update_run(run_id, pid=pid)
+    described = folder / "home" / "runs" / run_id / "supervisor.json"
+    record_supervisor(described.parent, os.getpid())
+    described.write_text(json.dumps(json.loads(described.read_text()) | {"pid": pid}))
     return run_id
 
 

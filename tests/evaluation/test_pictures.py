@@ -9,10 +9,8 @@ from rows import each_row
 
 from rlx.evaluation.calibration import measure_calibration
 from rlx.evaluation.pictures import (
-    EvaluationPoint,
     _draw_training_curve,
     build_figure,
-    draw_accuracy_and_ece,
     draw_learning_curves,
     draw_reliability_diagram,
 )
@@ -29,10 +27,10 @@ def painted(png):
     return float((matplotlib.image.imread(png)[..., :3].min(axis=2) < 0.98).mean())
 
 
-@each_row("name", ["r", "r.png", "r.svg", "rlcr-0.5"])
+@each_row("name", ["r.png", "rlcr-0.5"])
 def test_a_reliability_diagram_is_a_png_and_an_svg(tmp_path, name):
     png, svg = draw_reliability_diagram(OVERCONFIDENT, EVEN, tmp_path / "plots" / name)
-    stem = name.removesuffix(".png").removesuffix(".svg")
+    stem = name.removesuffix(".png")
     assert (png.name, svg.name) == (f"{stem}.png", f"{stem}.svg")
     assert 0.02 < painted(png) < 0.4
     assert ElementTree.parse(svg).getroot().tag.endswith("svg")
@@ -73,11 +71,6 @@ def test_learning_curves_of_any_number_with_gaps(tmp_path):
     assert painted(png) > 0.02
 
 
-def test_no_metrics_are_no_picture(tmp_path):
-    with pytest.raises(ValueError, match="no metrics"):
-        draw_learning_curves({}, tmp_path / "x")
-
-
 def test_drawing_leaves_pyplot_alone(tmp_path, monkeypatch):
     monkeypatch.delitem(sys.modules, "matplotlib.pyplot", raising=False)
     draw_reliability_diagram(EVEN, EVEN, tmp_path / "r")
@@ -99,28 +92,3 @@ def test_the_mark_stands_where_the_bar_would_end_if_confidence_were_right():
     bar = render_reliability_text(OVERCONFIDENT).plain.splitlines()[1][12:54]
     assert bar.count("█") == int(42 * 33 / 101)
     assert bar.index("┃") == int(42 * 0.95)
-
-
-def test_accuracy_and_ece_over_steps(tmp_path):
-    pairs = {"problem_ids": ["a", "b", "b", "c"], "correct": [1, 0, 1, 1]}
-    told = {"accuracy": 0.75, "ece": 0.1}
-    recorded = EvaluationPoint.from_evaluation(
-        0, {**told, "intervals": {"accuracy": [0.6, 0.8], "ece": None}}, pairs
-    )
-    assert recorded.intervals == {"accuracy": [0.6, 0.8], "ece": None}
-    computed = EvaluationPoint.from_evaluation(
-        3, told, {**pairs, "confidence": [0.9, None, 0.2, 1.0]}
-    )
-    assert set(computed.intervals) == {"accuracy", "ece"}
-    low, high = computed.intervals["accuracy"]
-    assert 0 < low < 0.75 < high <= 1
-    bare = EvaluationPoint.from_evaluation(5, {"accuracy": 0.5}, None)
-    assert bare.intervals == {}
-    both = {"held_out": [recorded, computed], "far": [bare]}
-    made = draw_accuracy_and_ece(both, tmp_path / "over_steps")
-    assert [path.name for path in made] == ["over_steps.png", "over_steps.svg"]
-    one = draw_accuracy_and_ece({"far": [bare, bare]}, tmp_path / "accuracy")
-    wide, narrow = (matplotlib.image.imread(png).shape[1] for png, _ in (made, one))
-    assert wide > 1.5 * narrow, "without confidences accuracy is all"
-    with pytest.raises(ValueError, match="no evaluations"):
-        draw_accuracy_and_ece({}, tmp_path / "none")

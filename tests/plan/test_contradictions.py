@@ -58,21 +58,6 @@ def test_a_circle_is_told_exactly_where_no_order_of_scoring_exists(reads):
     assert not left
 
 
-def test_rewards_read_their_own_turn_and_earlier_ones():
-    rewards = {
-        "accuracy": {"plugin": "r", "turn": "answer"},
-        "brier": {"plugin": "r", "turn": "confidence", "of": "accuracy", "requires": "accuracy"},
-        "sharp": {"plugin": "r", "turn": "confidence", "of": "brier"},
-    }
-    rollout = {"schedule": "two_turn", "confidence": {}}
-    assert problems(rewards={"turn": rewards}, rollout=rollout) == ()
-    rewards["accuracy"]["requires"] = "sharp"
-    messages = [p.message for p in problems(rewards={"turn": rewards}, rollout=rollout)]
-    assert len(messages) == 2
-    assert "a later turn: confidence after answer" in messages[0]
-    assert "accuracy → sharp → brier → accuracy" in messages[1]
-
-
 @each_row(
     ("prompts", "settings", "wrong"),
     [

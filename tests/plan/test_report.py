@@ -105,17 +105,6 @@ def test_phases_that_are_alike_are_shown_once(plan):
     assert [phase.names for phase in plan("rlcr").phases] == [("answers",), ("joint",)]
 
 
-def test_optimizer_steps_are_a_setting(plan):
-    report = plan(
-        "countdown",
-        "optimizer.mini_batches=4",
-        "optimizer.updates_per_rollout=2",
-    )
-    settings = dict(report.phases[0].settings)
-    assert settings["optimizer steps"] == "8: 2 × 4 parts of 8 prompts"
-    assert "optimizer steps" not in dict(plan("countdown").phases[0].settings)
-
-
 def test_the_same_seed_plans_the_same(plan):
     first = plan("countdown").to_json()
     assert plan.__wrapped__("countdown").to_json() == first

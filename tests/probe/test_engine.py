@@ -14,7 +14,6 @@ from speech import END, Characters
 from rlx.plugin import Demonstration, Problem, Score
 from rlx.probe import ProbeContext, probe_model
 from rlx.probe.questions import AssembledResponse, build_response_tree
-from rlx.record.rollouts import probe_table, read_probe
 from rlx.reward import NamedReward, RewardPool, score_rollouts
 from rlx.rollout import Completion, build_rollout_plan, sample_rollout_trees
 from rlx.seeding import derive_seed
@@ -294,19 +293,6 @@ def test_a_mistake_is_judged_as_it_stands_even_out_of_budget():
 def test_the_two_parts_of_a_response_are_read_as_one_text():
     found = probed(means(speech=Trimming()), "b", schemes=["mistake"])
     assert all("<think>2 on<" in s.response.text for s in found.samples)
-
-
-def test_what_was_scored_is_read_back_from_its_record():
-    whole = named("_whole", lambda sample: Score(1.0, "fine", {"n": 2.0}), whole=True)
-    found = probed(means(rewards=(RIGHT, whole)), schemes=["early_answering", "mistake"])
-    points = read_probe(probe_table(found))
-    assert len(points) == len({(s.answered, s.scheme, s.point.number) for s in found.samples})
-    assert [r for p in points for r in p.responses] == [s.response for s in found.samples]
-    assert [r for p in points for r in p.rewards] == [s.rewards for s in found.samples]
-    assert [r for p in points for r in p.global_rewards] == [
-        s.global_rewards for s in found.samples
-    ]
-    assert {p.problem.id: p.problem for p in points} == {n: problem(n) for n in "abef"}
 
 
 # Stated confidences -----------------------------------------------------------------------------

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from rows import each_row
 
-from rlx.probe.pictures import draw_probe_curves, draw_verbal_against_sampled, render_probe_curve
+from rlx.probe.pictures import draw_probe_curves, draw_verbal_against_sampled
 from rlx.probe.statistics import (
     GRID,
     RecordedProbe,
@@ -32,7 +32,7 @@ def rows(n, seed=0):
     stated, sampled = draw.random(n), draw.random(n)
     return [
         {"problem_id": f"p{i}", "correct": bool(sampled[i] > 0.5), "verbal_conf": float(stated[i]),
-         "mc_p_correct": float((stated[i] + sampled[i]) / 2), "mc_p_correct_blind": 0.1}
+         "mc_p_correct": float((stated[i] + sampled[i]) / 2)}
         for i in range(n)
     ]  # fmt: skip
 
@@ -41,7 +41,7 @@ def made(step=0, suite="early_answering", verbal=(), last=0.6, **figures):
     scheme = suite.partition("/")[0]
     said = {
         "problems": 40, "samples": 10_000, "accuracy": last, "without_reasoning": 0.1,
-        "wrapped": 0.02, "p_correct": bands(last), "strict": bands(last / 2),
+        "wrapped": 0.02, "p_correct": bands(last),
         "same": bands(0.9, 3.0), "aoc": {"mean": 0.5, "low": 0.4, "high": 0.6},
         "settings": settings_of(ProbeSpec(), scheme, 0), "verbal": verbal,
     }  # fmt: skip
@@ -84,7 +84,6 @@ def test_what_could_not_be_compared_is_left_out(tmp_path):
     bare = made(same=[NOTHING] * len(GRID), aoc=NOTHING)
     _, svg = draw_probe_curves([bare], tmp_path / "bare")
     assert "nan" not in words(svg)
-    assert "nan" not in render_probe_curve(bare.figures).plain
 
 
 def test_stated_against_sampled_names_both(tmp_path):
@@ -110,15 +109,6 @@ def test_stated_against_sampled_names_both(tmp_path):
 def test_nothing_is_no_picture(tmp_path, draw):
     with pytest.raises(ValueError, match="to draw"):
         draw([], tmp_path / "x")
-
-
-@each_row("width", [50, 80])
-def test_the_terminal_curve_fits_and_has_a_line_per_share(width):
-    head, *lines = render_probe_curve(made(last=1.0).figures, width=width).plain.splitlines()
-    assert "mc_p_correct" in head
-    assert max(map(len, [head, *lines])) <= width
-    assert [float(line.split()[0]) for line in lines] == list(GRID)
-    assert [line.count("█") for line in lines] == [int(share * (width - 39)) for share in GRID]
 
 
 def test_settings_are_what_decides_the_numbers():

@@ -220,14 +220,6 @@ def test_the_environment_sees_each_turn_as_it_was():
             assert turn.info["heard"] == [*state, turn.text]
 
 
-def test_a_rollout_s_state_is_its_own():
-    for tree in grown("ab", [5, 6]):
-        for chain in rollouts(tree):
-            turns = [s for s in chain if s.author == "policy"]
-            for n, turn in enumerate(turns, start=1):
-                assert turn.info["heard"][2:] == [s.text for s in turns[:n]]
-
-
 def test_anchors_name_the_states_that_turns_begin_in():
     (tree,) = grown("a", [3])
     anchors = [s.info for chain in rollouts(tree) for s in chain if s.author == "environment"]
@@ -278,12 +270,6 @@ def test_those_that_are_not_done_are_told_to_answer_in_a_turn_of_its_own():
     last = [len(row.turns) for row in batch.rows]
     assert batch.turn_ids.max(dim=1).values.tolist() == last
     assert 3 in last
-
-
-def test_without_one_the_last_regular_turn_ends_a_rollout():
-    trees = grown("abcdef", range(6), max_turns=2)
-    turns = [[s for s in c if s.author == "policy"] for c in everyone(trees)]
-    assert {len(t) for t in turns} == {1, 2}
 
 
 # Room --------------------------------------------------------------------------------------------

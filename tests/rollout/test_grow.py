@@ -9,7 +9,6 @@ from speech import BEGIN, END, Characters
 from rlx.plugin import Problem, WorkedExample
 from rlx.rollout import (
     NO_PARENT,
-    CompletionRequest,
     build_rollout_plan,
     find_spans,
     sample_rollout_trees,
@@ -262,7 +261,3 @@ def test_seeds_differ_where_anything_differs(seed, purpose, other, purpose_2):
     a, b = derive_seed(seed, *purpose), derive_seed(other, *purpose_2)
     assert (a == b) == same
     assert 0 <= a < 2**63
-
-
-def test_requests_are_plain_values():
-    assert CompletionRequest((1,), None, (2,)) == CompletionRequest((1,), None, (2,))

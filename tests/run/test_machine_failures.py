@@ -12,12 +12,11 @@ from rlx.errors import EnvironmentFault, RegistryError, is_out_of_memory
 from rlx.launch.devices import (
     NvidiaDriver as Nvidia,
 )
-from rlx.launch.devices import TorchBuild, diagnose_devices, list_device_names, torch_build
+from rlx.launch.devices import TorchBuild, diagnose_devices, list_visible_devices, torch_build
 from rlx.launch.failures import (
     convert_to_rlx_error,
     describe_error,
     is_disk_full,
-    is_learner_out_of_memory,
 )
 from rlx.sampler.draw import require_context_room
 from rlx.spec import TurnSpec
@@ -84,7 +83,7 @@ def test_enough_devices_or_nobody_knows(build, told, visible, wanted):
     ],
 )
 def test_devices_are_counted_as_cuda_counts_them(listing, visible, names):
-    assert list_device_names(listing, visible) == names
+    assert [name for _, name in list_visible_devices(listing, visible)] == names
 
 
 def test_the_installed_torch_is_read_without_importing_it():
@@ -142,7 +141,7 @@ def test_causes_of_each_other_are_no_lack_of_memory():
     ids=lambda error: str(error)[:30],
 )
 def test_a_gpu_without_memory_is_told_whoever_says_so(error):
-    assert is_out_of_memory(error) and is_learner_out_of_memory(error)
+    assert is_out_of_memory(error)
     assert str(convert_to_rlx_error(error)).startswith("the GPU ran out of memory while it comput")
 
 

@@ -1,6 +1,6 @@
-"""What `rlx check` asks of many turns: sound records hold, and each identity can fail."""
+"""What `rlx check` asks of many turns: sound records hold, and what was changed is found."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -9,16 +9,14 @@ from rows import each_row
 from trees import conversation
 
 from rlx.assignment import join_row_rewards
-from rlx.batch import build_token_batch
-from rlx.discovery import resolve_plugins
-from rlx.phase_setup import build_setup
+from rlx.batch import TokenBatch, build_token_batch
+from rlx.phase_setup import PhaseSetup, build_setup
 from rlx.plan import check_file
-from rlx.record.rollouts import read_step, rollout_table
-from rlx.results.identities import IDENTITIES, StepEvidence
+from rlx.record.rollouts import StoredStep, read_step, rollout_table
+from rlx.results.check import IDENTITIES, IdentityTally, check_step
 from rlx.reward import RewardPool, score_rollouts
-from rlx.rollout import RolloutTree
 from rlx.run.streams import build_trained_rows
-from rlx.spec import EnvironmentRolloutSpec, EnvironmentUse, RewardsSpec
+from rlx.spec import RewardsSpec
 from rlx.step import assign_credit
 from rlx.train_batch import CreditRules, TokenStreams
 
@@ -59,12 +57,36 @@ def trees(task):
     ]
 
 
+@dataclass
+class Record:
+    """A step whose credit was given as in a run, written down and read again."""
+
+    stored: StoredStep
+    setup: PhaseSetup
+    batch: TokenBatch
+    budget: dict[str, int]
+    pool: RewardPool
+
+    def check(self):
+        tallies = {name: IdentityTally(name, *about) for name, about in IDENTITIES.items()}
+        statistics = {"beta": 0.0, "state_before": {}, "max_tokens": self.budget}
+        check_step(1, self.stored, self.setup, statistics, self.pool, tallies)
+        return tallies
+
+    def change(self, name, at, value):
+        """Changes a token's value, and returns the first violations."""
+        tensor = self.stored.rows.tokens[name].clone()
+        tensor[at] = value
+        rows = replace(self.stored.rows, tokens={**self.stored.rows.tokens, name: tensor})
+        self.stored = replace(self.stored, rows=rows)
+        return {name: tally.first[0] for name, tally in self.check().items() if tally.violated}
+
+
 def recorded(pool, *overrides, estimator="multiturn_grpo"):
-    """The evidence of a step whose credit was given as in a run, written down and read again."""
     named = estimator if estimator.startswith("{") else f"{{name: {estimator}}}"
     read, _ = check_file(COUNTDOWN, [*overrides, f"estimator={named}"])
     spec = read.spec.model_copy(update={"rewards": RewardsSpec.model_validate(REWARDS)})
-    setup, plugins = build_setup(spec), resolve_plugins(spec)
+    setup = build_setup(spec)
     grown = trees(setup.task)
     table = score_rollouts(grown, setup.rewards, pool)
     batch = build_token_batch(grown)
@@ -79,74 +101,43 @@ def recorded(pool, *overrides, estimator="multiturn_grpo"):
             estimator=setup.estimator, credit=spec.credit, loss=spec.loss, max_tokens=budget
         ),
     )
-    return StepEvidence(
-        step=1,
-        stored=read_step(rollout_table(grown, table, build_trained_rows(train))),
-        setup=setup,
-        strategy=plugins.mask,
-        estimator=plugins.estimator,
-        statistics={"beta": 0.0, "state_before": {}, "max_tokens": budget},
-        pool=pool,
-    )
-
-
-def found(evidence):
-    return {identity.name: identity.check(evidence) for identity in IDENTITIES}
-
-
-def broken(evidence):
-    return {name: result.first[0] for name, result in found(evidence).items() if result.violated}
+    stored = read_step(rollout_table(grown, table, build_trained_rows(train)))
+    return Record(stored, setup, batch, budget, pool)
 
 
 @each_row("estimator", TURNS)
 def test_a_sound_record_holds_under_every_estimator_of_turns(estimator, pool):
-    results = found(recorded(pool, *POLICY_ONLY["mask"], estimator=estimator))
-    assert [result.first for result in results.values() if result.violated] == []
-    assert results["turns"].checked == 2 * (3 + 2 + 1)
-    assert results["rewarded"].checked == 2 * (3 + 2 + 1) + 2 * 3
-    assert results["observations"].checked == 2 * (4 + 5 + 4)
+    tallies = recorded(pool, *POLICY_ONLY["mask"], estimator=estimator).check()
+    assert [tally.first for tally in tallies.values() if tally.violated] == []
+    assert tallies["scores"].checked == 2 * (3 + 2 + 1) + 2 * 3
 
 
 @each_row("mask", [*POLICY_ONLY, *WHOLE])
 def test_observations_stay_out_or_follow_the_attention_mask(mask, pool):
-    evidence = recorded(pool, *{**POLICY_ONLY, **WHOLE}[mask], estimator="grpo")
-    results = found(evidence)
-    assert [result.first for result in results.values() if result.violated] == []
-    assert (results["observations"].checked > 0) == (mask in POLICY_ONLY)
-    observed = evidence.batch.is_environment
+    record = recorded(pool, *{**POLICY_ONLY, **WHOLE}[mask], estimator="grpo")
+    assert [tally.first for tally in record.check().values() if tally.violated] == []
+    observed = record.batch.is_environment
     for name in ("weights", "advantages", "kl"):
-        assert evidence.get_token_stream(name)[observed].any() == (mask in WHOLE)
+        assert record.stored.rows.tokens[name][observed].any() == (mask in WHOLE)
 
 
 # Records that were changed ------------------------------------------------------------------------
 
 
-def with_token(evidence, name, at, value):
-    tensor = evidence.get_token_stream(name).clone()
-    tensor[at] = value
-    tokens = {**evidence.rows.tokens, name: tensor}
-    rows = replace(evidence.rows, tokens=tokens)
-    return replace(evidence, stored=replace(evidence.stored, rows=rows))
-
-
-def observation(evidence):
-    return tuple(evidence.batch.is_environment.nonzero()[0].tolist())
-
-
 @each_row("name", ["mask", "weights", "advantages", "kl"])
 def test_an_observation_that_carries_anything_is_found(name, pool):
     sound = recorded(pool, *POLICY_ONLY["mask"])
-    at = observation(sound)
+    at = tuple(sound.batch.is_environment.nonzero()[0].tolist())
     value = True if name == "mask" else 0.5
-    first = broken(with_token(sound, name, at, value))["observations"]
+    first = sound.change(name, at, value)["masks" if name == "mask" else name]
     assert (first.what, first.row, first.token) == (name, *at)
     assert (first.stored, first.expected) == (value, 0)
 
 
 def test_an_observation_left_out_where_all_learns_is_found(pool):
     sound = recorded(pool, *WHOLE["off"], estimator="grpo")
-    at = observation(sound)
-    first = broken(with_token(sound, "mask", at, False))["masks"]
+    at = tuple(sound.batch.is_environment.nonzero()[0].tolist())
+    first = sound.change("mask", at, False)["masks"]
     assert (first.row, first.token, first.stored, first.expected) == (*at, False, True)
 
 
@@ -154,44 +145,11 @@ def test_an_answer_turn_without_an_advantage_of_its_own_is_found(pool):
     """The defect of the source: the tokens of the last turn had none."""
     sound = recorded(pool, *POLICY_ONLY["mask"])
     row = next(b for b, r in enumerate(sound.batch.rows) if len(r.turns) == 3)
-    last = sound.batch.turn_ids[row] == 3
-    where = torch.zeros_like(sound.mask)
-    where[row] = last
-    first = broken(with_token(sound, "advantages", where, 0.0))["advantages"]
+    where = torch.zeros_like(sound.batch.is_own)
+    where[row] = sound.batch.turn_ids[row] == 3
+    first = sound.change("advantages", where, 0.0)["advantages"]
     assert (first.row, first.turn, first.stored) == (row, 3, 0.0)
     assert first.expected != 0.0
-
-
-@each_row("number", [1, 2, 5])
-def test_a_last_turn_that_shares_an_id_or_skips_one_is_found(number, pool):
-    sound = recorded(pool, *POLICY_ONLY["mask"])
-    tree = sound.stored.trees[1]
-    at = next(i for i, s in enumerate(tree.segments) if s.turn == 3)
-    segments = list(tree.segments)
-    segments[at] = replace(segments[at], turn=number)
-    trees = (sound.stored.trees[0], RolloutTree(tree.problem, tuple(segments)))
-    changed = replace(sound, stored=replace(sound.stored, trees=trees))
-    by_name = {identity.name: identity for identity in IDENTITIES}
-    result = by_name["turns"].check(changed)
-    assert result.violated == 2  # one id has too many tokens, another has none
-    assert {v.what for v in result.first} == {
-        f"number of tokens with turn id {id_}" for id_ in (number, 3)
-    }
-    assert all(v.tree == 1 for v in result.first)
-
-
-@each_row(("most", "forced", "violated"), [(3, None, 0), (2, {}, 0), (2, None, 2)])
-def test_more_turns_than_are_allowed_are_found(most, forced, violated, pool):
-    sound = recorded(pool, *POLICY_ONLY["mask"])
-    rollout = EnvironmentRolloutSpec(
-        environment=EnvironmentUse(plugin="any"), max_turns=most, forced_answer=forced
-    )
-    spec = sound.setup.spec.model_copy(update={"rollout": rollout})
-    changed = replace(sound, setup=replace(sound.setup, spec=spec))
-    by_name = {identity.name: identity for identity in IDENTITIES}
-    result = by_name["turns"].check(changed)
-    assert result.violated == violated
-    assert all((v.stored, v.expected) == (3, 2) for v in result.first)
 
 
 def test_a_reward_where_no_such_turn_is_is_found(pool):
@@ -201,14 +159,9 @@ def test_a_reward_where_no_such_turn_is_is_found(pool):
     answer = next(i for i in tree.rollouts)
     said = rewards.turns[0, answer]["said"]
     right = rewards.rollouts[0, answer]["right"]
-    wrong = {
-        "another kind": replace(rewards, turns={**rewards.turns, (0, query): {"said": said}}),
-        "no whole rollout": replace(
-            rewards, rollouts={**rewards.rollouts, (0, query): {"right": right}}
-        ),
-        "a turn": replace(rewards, turns={**rewards.turns, (0, query): {"right": right}}),
-    }
-    for what, changed in wrong.items():
-        first = broken(replace(sound, stored=replace(sound.stored, rewards=changed)))["rewarded"]
-        assert (first.tree, first.turn) == (0, 1), what
-        assert first.stored == "given to a turn of kind query" and first.expected.startswith("for ")
+    for name, entry in (("said", said), ("right", right)):
+        turns = {**rewards.turns, (0, query): {**rewards.turns[0, query], name: entry}}
+        sound.stored = replace(sound.stored, rewards=replace(rewards, turns=turns))
+        (first,) = sound.check()["scores"].first
+        assert (first.tree, first.turn, first.what) == (0, 1, f"reward {name}")
+        assert (first.stored, first.expected) == (entry.raw, "nothing")

@@ -299,10 +299,10 @@ ADD = '<tool_call>{"name": "add", "arguments": {"x": 1}}</tool_call>'
 )  # fmt: skip
 def test_calls_are_read_from_a_reply(caller, text, content, calls):
     message = caller.parse_message(Reply(text, "stop", (), (), ()), TOOLS)
-    assert message.content == content
-    found = [(call.function.name, call.function.arguments) for call in message.tool_calls or ()]
+    assert message["content"] == content
+    found = [tuple(call["function"].values()) for call in message.get("tool_calls", ())]
     assert found == calls
-    assert caller.parse_message(Reply(text, "stop", (), (), ()), []).content == text
+    assert caller.parse_message(Reply(text, "stop", (), (), ()), [])["content"] == text
 
 
 # Errors and access -------------------------------------------------------------------------------

@@ -26,24 +26,6 @@ TYPO = Diagnostic(
 PLUGIN = Diagnostic(kind="plugin", message="no reward plugin named 'briar'")
 
 
-def test_reads_like_a_compiler():
-    assert str(InvalidSpec([TYPO], "experiments/rlcr.yaml", "submitted")) == (
-        "error: unknown key 'algorithm.epsilom'\n"
-        "  --> experiments/rlcr.yaml:7:3\n"
-        "   |\n"
-        " 7 |   epsilom: 0.2\n"
-        "   |   ^^^^^^^\n"
-        "   = help: did you mean 'epsilon'?\n"
-        "\n"
-        "experiments/rlcr.yaml: 1 error. Nothing was submitted."
-    )
-
-
-def test_notes_of_several_lines_stay_aligned():
-    text = format_diagnostic(Diagnostic(kind="plugin", message="m", notes=("one\ntwo",)), "f.yaml")
-    assert text == "error: m\n  --> f.yaml\n   = note: one\n           two"
-
-
 def test_nothing_in_a_file_reaches_the_terminal_as_a_command():
     evil = "a: \x1b]0;owned\x07 \u202e\x9b31m"
     place = SourceLocation("f\x1b[2J.yaml", 1, 4, 2, evil)
@@ -59,16 +41,6 @@ def test_carets_stand_below_wide_and_escaped_characters():
     ).splitlines()
     assert line == " 1 | 確: \\x1b界x"
     assert carets == "   | " + " " * 8 + "^^^"
-
-
-def test_long_lines_are_cut_around_the_place():
-    place = SourceLocation("f", 1, 5001, 3, "x" * 5000 + "bad" + "y" * 5000)
-    *_, line, carets = format_diagnostic(
-        Diagnostic(kind="value", message="m", position=place)
-    ).splitlines()
-    assert len(line) < 160
-    start = carets.index("^")
-    assert line[start : start + 3] == "bad"
 
 
 def test_the_specs_own_faults_decide_the_exit_code_before_plugins():

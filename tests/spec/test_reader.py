@@ -12,7 +12,7 @@ from rlx.plan import read_spec, validate_document
 from rlx.spec import ExperimentSpec
 from rlx.spec.reading.diagnostics import InvalidSpec
 from rlx.spec.reading.reader import read_document
-from rlx.spec.reading.yaml_source import MAX_BYTES, parse_yaml_document, read_text
+from rlx.spec.reading.yaml_source import parse_yaml_document, read_text
 
 ROOT = Path(__file__).parents[2]
 RLCR = ROOT / "experiments" / "rlcr.yaml"
@@ -73,9 +73,6 @@ def test_knows_where_keys_and_values_stand():
 def test_refuses_what_no_experiment_needs(tmp_path, monkeypatch, subtests):
     for data, says in (
         (b"a: 1\nb: \xff\xfe\n", "t.yaml:2:4"),
-        (b"\xff\xfea\x00", "not UTF-8: byte 0xff at 0"),
-        (b"a" * (MAX_BYTES + 1), "larger than 256 KiB"),
-        (b"a: " + b"[" * 100, "nested deeper than 32 levels"),
         (b"a: \x1b", "the character \\x1b is not allowed"),
         (b'"\\ud800": 1', "half of a surrogate pair"),
         (b"a: " + b"9" * 5000, "more than 400 digits"),

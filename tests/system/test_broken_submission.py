@@ -3,13 +3,9 @@
 import json
 import subprocess
 import sys
-import time
 from pathlib import Path
 
-import pytest
-
 from rlx.launch import is_abandoned
-from rlx_registry import HEARTBEAT_LIMIT, Registry
 
 KILLER = """
 import json, os, signal, sys
@@ -61,7 +57,6 @@ def test_a_submission_that_is_killed_leaves_no_run_or_a_whole_one(own_home):
         assert (run.status, is_abandoned(run)) == ("submitted", True)
         assert json.loads(Path(run.directory, "spec.json").read_text())["seed"] == run.seed
         said = home.rlx("status", run.id).stdout
-        # "submitted", or "lost" once its heartbeat is old.
         assert f": its submission was interrupted; rlx resume {run.id}" in said
     again = home.rlx("submit", home.yaml, "-q", "--queue", *sets, "--set=seed=1000")
     assert again.stdout.strip() == f"r-{len(runs) + 1:04d}"
@@ -72,37 +67,3 @@ def test_a_submission_that_is_killed_leaves_no_run_or_a_whole_one(own_home):
     home.until(lambda: home.run(runs[1000].id).attempt, "the run to begin")
     assert home.rlx("stop", runs[1000].id).returncode == 0
     home.until(lambda: home.run(runs[1000].id).status != "running", "the run to end")
-
-
-@pytest.mark.parametrize("queue", [True, False])
-def test_what_an_earlier_version_left_half_made_is_named_and_made_again(
-    own_home, queue, monkeypatch
-):
-    home, seed = own_home, f"--set=seed={2000 + queue}"
-    sets = [*overrides(home), seed]
-    assert home.rlx("submit", home.yaml, "-q", "--queue", *sets).returncode == 0
-    whole = home.run("latest")
-    with Registry.open(f"sqlite:///{home.path}/registry.db") as registry:
-        assert registry.transition(whole.id, {"queued"}, "stopped")
-        long_ago = time.time() - HEARTBEAT_LIMIT - 1
-        with monkeypatch.context() as earlier:
-            earlier.setattr(time, "time", lambda: long_ago)
-            half, _ = registry.submit(
-                digest=whole.digest,
-                seed=whole.seed,
-                name=whole.name,
-                spec=whole.spec,
-                yaml=whole.yaml,
-                plugins=whole.plugins,
-                code=whole.code,
-                environment=whole.environment,
-                queue=queue,
-            )
-    said = home.rlx("status", half.id)
-    assert (said.returncode, "its submission was interrupted" in said.stdout) == (0, True)
-    refused = home.rlx("resume", half.id)
-    assert refused.returncode == 2
-    assert f"{half.id} never began: its submission was interrupted" in refused.stderr
-    again = home.rlx("submit", home.yaml, "-q", "--queue", *sets)
-    assert (again.returncode, again.stdout.strip() != half.id) == (0, True)
-    assert home.run(half.id).effective_status == "lost"

@@ -87,8 +87,8 @@ def test_a_card_has_the_figures_of_every_tool(own_home, run, tmp_path):
             "inspect/sums": {"n": 9, "accuracy": 0.75, "stderr": 0.125},
             "probe/mistake": {"same_answer": 0.5},
         }.items():
-            n = figures.get("n", 7)
-            registry.results.add_evaluation(run.id, run.step, "step", suite, n, figures)
+            n, payload = figures.get("n", 7), {"tool": suite.partition("/")[0]}
+            registry.results.add_evaluation(run.id, run.step, "step", suite, n, figures, payload)
     assert own_home.rlx("export", run.id, tmp_path / "model", "--card").returncode == 0
     text = (tmp_path / "model" / "README.md").read_text()
     assert f"\n- lm_eval/gsm8k, step {run.step}, 20 answers: exact_match/strict 0.250\n" in text

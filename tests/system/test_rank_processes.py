@@ -11,7 +11,7 @@ from engines import has_ended
 from patience import LIMIT, wait_until
 
 from rlx.home import RunFolder
-from rlx.launch.processes import RankProcesses, StartCommand
+from rlx.launch.processes import RankProcesses
 
 LAUNCHER = """
 import sys
@@ -30,7 +30,7 @@ sys.exit(slurm.main(sys.argv[1], "r-1", "1", "2", "29500"))
 
 
 def start(*commands, **options):
-    return RankProcesses([StartCommand(one) for one in commands], os.environ, **options)
+    return RankProcesses([(one, os.environ) for one in commands], **options)
 
 
 def start_launcher():

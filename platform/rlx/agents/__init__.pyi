@@ -1,8 +1,5 @@
 from .hosting import build_rollout_host
 from .programs import (
-    AgentProgram,
-    EndedProgram,
-    ProgramRunner,
     ProgramStarter,
     compute_command_digests,
 )
@@ -11,10 +8,7 @@ from .sampling import AgentHost
 
 __all__ = [
     "AgentHost",
-    "AgentProgram",
     "AgentRequests",
-    "EndedProgram",
-    "ProgramRunner",
     "ProgramStarter",
     "build_rollout_host",
     "compute_command_digests",

@@ -4,30 +4,31 @@ import json
 import secrets
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from threading import Condition, Thread
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from fastapi import FastAPI, Request, Response
+from fastapi.responses import JSONResponse
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from rlx.agents.requests import AgentRequests, Continuation
 from rlx.rollout import RecordedTurn, RolloutOverError, TurnRequest
 from rlx.serving import (
+    ChatAnswer,
     ChatRequest,
     ClientGoneError,
     InvalidRequestError,
-    ModelCard,
-    ModelList,
     Outcome,
     RefusalError,
+    TextAnswer,
     TextRequest,
     answer_errors,
     build_fault,
-    build_response,
+    list_models,
     send_answer,
     wait_for_outcome,
 )
@@ -140,33 +141,17 @@ def create_agent_app(queue: TurnQueue) -> FastAPI:
 
     @app.get("/r/{key}/v1/models")
     def _list_models(key: str) -> Response:
-        model = queue.agents[key].model
-        card = ModelCard(id=model.name, created=0, max_model_len=model.context_length)
-        return build_response(ModelList(data=[card]))
+        return JSONResponse(list_models(queue.agents[key].model))
 
     @app.post("/r/{key}/v1/chat/completions")
     async def _chat(key: str, body: ChatRequest, request: Request) -> Response:
         agent = queue.agents[key]
-        with queue.changed:
-            outcome = _refuse(agent, lambda: queue.submit(
-                agent, body, agent.read_chat(body), is_repeated=_is_repeated(request)
-            ))  # fmt: skip
-        turns = await _wait_for_turns(outcome, request)
-        with queue.changed:
-            answer = agent.answer_chat(body, turns)
-        return send_answer(body, answer)
+        return await _sample(queue, agent, body, request, agent.read_chat, agent.answer_chat)
 
     @app.post("/r/{key}/v1/completions")
     async def _complete(key: str, body: TextRequest, request: Request) -> Response:
         agent = queue.agents[key]
-        with queue.changed:
-            outcome = _refuse(agent, lambda: queue.submit(
-                agent, body, agent.read_text(body), is_repeated=_is_repeated(request)
-            ))  # fmt: skip
-        turns = await _wait_for_turns(outcome, request)
-        with queue.changed:
-            answer = agent.answer_text(body, turns)
-        return send_answer(body, answer)
+        return await _sample(queue, agent, body, request, agent.read_text, agent.answer_text)
 
     @app.post("/r/{key}/v1/info")
     async def _report(key: str, request: Request) -> Response:
@@ -183,24 +168,34 @@ def create_agent_app(queue: TurnQueue) -> FastAPI:
     return app
 
 
-async def _wait_for_turns(
-    outcome: Outcome[list[RecordedTurn]], request: Request
-) -> list[RecordedTurn]:
+Body = TypeVar("Body", ChatRequest, TextRequest)
+
+
+async def _sample(
+    queue: TurnQueue,
+    agent: AgentRequests,
+    body: Body,
+    request: Request,
+    read: Callable[[Body], Continuation],
+    answer: Callable[[Body, Sequence[RecordedTurn]], ChatAnswer | TextAnswer],
+) -> Response:
     """Waits for turns as long as the client does; forgets those that it has not waited for.
 
     Raises:
         ClientGoneError: it closed the connection.
     """
+    is_repeated = request.headers.get("x-stainless-retry-count", "0") != "0"  # of OpenAI's client
+    with queue.changed:
+        outcome = _refuse(
+            agent, lambda: queue.submit(agent, body, read(body), is_repeated=is_repeated)
+        )
     turns = await wait_for_outcome(outcome, request)
     if isinstance(outcome, TurnOutcome) and await request.is_disconnected():
         outcome.forget()
         raise ClientGoneError
-    return turns
-
-
-def _is_repeated(request: Request) -> bool:
-    """Whether OpenAI's client says that it repeats a request."""
-    return request.headers.get("x-stainless-retry-count", "0") != "0"
+    with queue.changed:
+        answered = answer(body, turns)
+    return send_answer(body, answered)
 
 
 def _refuse(agent: AgentRequests, answer: Callable[[], Any]) -> Any:

@@ -11,7 +11,6 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from threading import Thread
 from types import TracebackType
@@ -30,36 +29,6 @@ _ERROR = re.compile(
 )
 _MIB = 1 << 20
 _LOCAL = "127.0.0.1,localhost"
-
-
-@dataclass(frozen=True, slots=True)
-class AgentProgram:
-    """A program to be started.
-
-    Attributes:
-        number: by which its end is reported.
-        problem: what it is given, as JSON.
-        address: base URL of its requests.
-        key: API key of its requests.
-    """
-
-    number: int
-    problem: Mapping[str, Any]
-    address: str
-    key: str
-
-
-@dataclass(frozen=True, slots=True)
-class EndedProgram:
-    """How a program ended.
-
-    Attributes:
-        number: of the program.
-        fault: why it failed; None if it did not.
-    """
-
-    number: int
-    fault: str | None
 
 
 class ProgramStarter:
@@ -116,14 +85,15 @@ class ProgramRunner:
     Args:
         spec: what to run, and its limits.
         starter: starts them, those of no other runner meanwhile.
-        report: called from another thread with every program that ended.
+        report: called from another thread with the number of every program that ended, and why it
+            failed; None if it did not.
     """
 
     def __init__(
         self,
         spec: AgentRolloutSpec,
         starter: ProgramStarter,
-        report: Callable[[EndedProgram], None],
+        report: Callable[[int, str | None], None],
     ) -> None:
         self._spec, self._starter, self._report = spec, starter, report
         self._command = None if spec.command is None else list(map(_anchor_argument, spec.command))
@@ -147,24 +117,31 @@ class ProgramRunner:
         if self._is_lost:
             self._starter.close()  # the next begins another
 
-    def start(self, program: AgentProgram) -> None:
-        """Starts a program in a folder of its own."""
-        folder = self._locate(program.number)
+    def start(self, number: int, problem: Mapping[str, Any], address: str, key: str) -> None:
+        """Starts a program in a folder of its own.
+
+        Args:
+            number: by which its end is reported.
+            problem: what it is given, as JSON.
+            address: base URL of its requests.
+            key: API key of its requests.
+        """
+        folder = self._locate(number)
         (folder / FOLDER).mkdir(parents=True)
-        (folder / PROBLEM).write_text(json.dumps(dict(program.problem)), encoding="utf-8")
+        (folder / PROBLEM).write_text(json.dumps(problem), encoding="utf-8")
         others = [os.environ[name] for name in ("NO_PROXY", "no_proxy") if name in os.environ]
         unproxied = ",".join([_LOCAL, *others])
         memory = self._spec.memory_mb
-        self._running.add(program.number)
+        self._running.add(number)
         self._starter.order(
-            number=program.number,
+            number=number,
             command=self._command,
             function=self._spec.function,
-            arguments=[dict(program.problem), program.address, program.key],
+            arguments=[problem, address, key],
             folder=str(folder),
             environment={
-                "OPENAI_BASE_URL": program.address,
-                "OPENAI_API_KEY": program.key,
+                "OPENAI_BASE_URL": address,
+                "OPENAI_API_KEY": key,
                 "RLX_PROBLEM": str(folder / PROBLEM),
                 "TMPDIR": str(folder / FOLDER),
                 "NO_PROXY": unproxied,
@@ -195,7 +172,7 @@ class ProgramRunner:
         fault = report["fault"] if "fault" in report else self._describe_end(number, report["code"])
         self._running.discard(number)
         shutil.rmtree(self._locate(number), ignore_errors=True)
-        self._report(EndedProgram(number, fault))
+        self._report(number, fault)
 
     def _describe_end(self, number: int, code: int) -> str | None:
         """Why a program failed, with its last words; None if it did not."""

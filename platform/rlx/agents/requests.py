@@ -153,7 +153,7 @@ class AgentRequests:
         self._responses[answer.id] = list(turns)
         replies = answer.list_replies()
         for turn, (_, message) in zip(turns, replies, strict=True):
-            said = ChatMessage.model_validate(message.model_dump(exclude_none=True))
+            said = ChatMessage.model_validate(message)
             dialogue = _identify_dialogue(request.offered_tools, [*request.messages, said])
             self._dialogues.setdefault(dialogue, turn)
         return answer

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from rlx.agents.endpoint import AgentEndpoint, TurnOutcome, TurnQueue
-from rlx.agents.programs import AgentProgram, EndedProgram, ProgramRunner, ProgramStarter
+from rlx.agents.programs import ProgramRunner, ProgramStarter
 from rlx.agents.requests import AgentRequests
 from rlx.plugin import Problem
 from rlx.rollout import (
@@ -99,11 +99,11 @@ class AgentHost:
             for place in range(plan.count)
         ]
         queue = TurnQueue()
-        ended: deque[EndedProgram] = deque()
+        ended: deque[tuple[int, str | None]] = deque()
 
-        def note_end(program: EndedProgram) -> None:
+        def note_end(number: int, fault: str | None) -> None:
             with queue.changed:
-                ended.append(program)
+                ended.append((number, fault))
                 queue.changed.notify()
 
         with (
@@ -112,18 +112,16 @@ class AgentHost:
         ):
             loop = _SamplingLoop(self._spec, plan, queue, endpoint, runner, session, dialogue)
             loop.run(rollouts, problems, ended)
-        _note_faults([rollout.recorder.fault for rollout in rollouts])
+        faults = [r.recorder.fault for r in rollouts if r.recorder.fault is not None]
+        if faults:
+            first = escape_unprintable(faults[0])
+            sys.stderr.write(
+                f"{len(faults)} of {len(rollouts)} agents failed, the first: {first}\n"
+            )
         return [
             build_agent_tree(problem, [r.recorder for r in rollouts if r.tree == tree])
             for tree, problem in enumerate(problems)
         ]
-
-
-def _note_faults(faults: Sequence[str | None]) -> None:
-    """Says how many programs failed, and why the first did."""
-    if found := [fault for fault in faults if fault is not None]:
-        first = escape_unprintable(found[0])
-        sys.stderr.write(f"{len(found)} of {len(faults)} agents failed, the first: {first}\n")
 
 
 @dataclass(slots=True)
@@ -144,7 +142,7 @@ class _SamplingLoop:
         self,
         rollouts: Sequence[_Rollout],
         problems: Sequence[Problem],
-        ended: deque[EndedProgram],
+        ended: deque[tuple[int, str | None]],
     ) -> None:
         """Runs the programs of all rollouts; those that are over are in `ended`, under the lock of
         the queue."""
@@ -154,7 +152,7 @@ class _SamplingLoop:
         while left or self.running:
             with self.queue.changed:
                 while ended:
-                    self._end_program(ended.popleft())
+                    self._end_program(*ended.popleft())
                 while left and len(self.running) < self.spec.programs:
                     number, rollout = left.popleft()
                     self._start_program(number, rollout, problems[rollout.tree])
@@ -181,18 +179,18 @@ class _SamplingLoop:
         }
         self.running[number] = rollout
         address = self.endpoint.locate(rollout.key)
-        self.runner.start(AgentProgram(number, shown, address, rollout.key))
+        self.runner.start(number, shown, address, rollout.key)
 
-    def _end_program(self, program: EndedProgram) -> None:
-        rollout = self.running.pop(program.number)
+    def _end_program(self, number: int, fault: str | None) -> None:
+        rollout = self.running.pop(number)
         del self.queue.agents[rollout.key]
         for outcome in [one for one in self.queue.waiting if one.agent is rollout.requests]:
             outcome.abandon()
         recorder = rollout.recorder
         if recorder.fault is not None or rollout.requests.is_over:
             return
-        if program.fault is not None:
-            recorder.fault = program.fault
+        if fault is not None:
+            recorder.fault = fault
         elif not recorder.turns:
             recorder.fault = "it made no request that could be answered"
 

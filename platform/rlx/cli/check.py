@@ -57,7 +57,7 @@ def check(
     Without a name: what this machine has and lacks, and how to fix it. The exit code is 0 when an
     experiment with the built-in defaults can run here, else 4.
 
-    With a RUN: whether its records are consistent: scores, masks, rewards, advantages, probes. The
+    With a RUN: whether its records are consistent: files, scores, masks, rewards, advantages. The
     exit code is 0 when every identity holds, 1 when one is violated, and 3 when every identity that
     could be checked holds but a reward plugin is missing.
 
@@ -175,37 +175,35 @@ def _check_resume(
     from rlx.launch import run_resume_trial
 
     home = Path(tempfile.mkdtemp(prefix="rlx-check-"))
-    with open_progress("uninterrupted run", "runs") as show:
-        found = run_resume_trial(
-            spec,
-            home,
-            overrides=overrides,
-            kills=kills,
-            at_once=at_once,
-            seed=seed,
-            registry=registry,
-            report=print_text,
-            show=show,
-        )
+    done = run_resume_trial(
+        spec,
+        home,
+        overrides=overrides,
+        kills=kills,
+        at_once=at_once,
+        seed=seed,
+        registry=registry,
+        report=print_text,
+    )
     from rlx.cli.console import build_table, open_console
 
-    counts = Counter((one.work, one.kill.victim) for one in found.kills)
+    counts = Counter((one.work, one.kill.victim) for one in done)
     victims = dict.fromkeys([*VICTIMS, *(victim for _, victim in counts)])
     rows = [
         (work, *(str(counts[work, victim] or "") for victim in victims))
         for work in sorted({work for work, _ in counts})
     ]
     open_console().print(build_table("killed during", *victims, rows=rows))
+    wrong = [kill for kill in done if kill.found]
     print_text(
-        f"{len(found.kills) - len(found.differing)} of {len(found.kills)} killed runs have the "
-        "same numbers as the uninterrupted run"
+        f"{len(done) - len(wrong)} of {len(done)} killed runs have the same numbers as the "
+        "uninterrupted run"
     )
-    wrong = bool(found.differing or found.unequal)
     if wrong:
         print_text(f"the runs are in {home}")
     else:
         shutil.rmtree(home, ignore_errors=True)
-    return int(wrong)
+    return int(bool(wrong))
 
 
 # Repairs -----------------------------------------------------------------------------------------

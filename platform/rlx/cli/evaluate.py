@@ -26,8 +26,6 @@ _FOR = {
     "greedy": ("--greedy", ("",)),
     "seed": ("--seed", ("", "--probe")),
     "schemes": ("--scheme", ("--probe",)),
-    "cut": ("--cut", ("--probe",)),
-    "again": ("--again", ("--probe",)),
     "pictures": ("--pictures", ("", "--probe")),
     "out": ("--out", ("", "--probe")),
     "python": ("--python", ("--with",)),
@@ -73,12 +71,6 @@ _COUNT = click.IntRange(min=1)
     multiple=True,
     help="With --probe: how to alter the reasoning; can be repeated.",
 )
-@click.option(
-    "--cut",
-    type=click.Choice(["fraction", "sentence", "token"]),
-    help="With --probe: where to cut.",
-)
-@click.option("--again", is_flag=True, help="With --probe: record it even if RUN has it already.")
 @overrides_option("KEY=VALUE", "Override a runner or sampler value; with --probe, a probe value.")
 @json_option
 @click.option("--pictures", type=_FILE, metavar="FOLDER", help="Write plots to this folder.")
@@ -134,7 +126,6 @@ def evaluate(
 
     if isinstance(found, results.ModelProbe):
         tables.show_probes(found.probes)
-        tables.show_probe_curves(found.probes)
     else:
         tables.show_suite(found.suite, found.figures)
     sys.stdout.flush()
@@ -163,9 +154,8 @@ def _probe(
     asked: dict[str, Any], out: Path | None, pictures: Path | None, **told: Any
 ) -> results.ModelProbe:
     """Cuts or alters a model's reasoning; writes what it sampled, and plots."""
-    again = asked.pop("again")
     with open_progress("probing", "problems") as show:
-        found = results.probe_model(results.ProbeRequest(**asked), again=again, show=show, **told)
+        found = results.probe_model(results.ProbeRequest(**asked), show=show, **told)
     if out is not None:
         found.write_samples(out)
     if pictures is not None:

@@ -31,10 +31,9 @@ def export(
     """Write the model of RUN to FOLDER, in the Hugging Face layout.
 
     Exports RUN's newest checkpoint, or the one at STEP, also while RUN is running; once RUN has
-    finished and keeps no checkpoints, its trained model. A newest checkpoint whose weights or
-    logits are not finite, as those of a run that diverged, is named, and the last sound one is
-    exported. LoRA adapters are merged into the model, and also written separately to
-    FOLDER/adapter.
+    finished and keeps no checkpoints, its trained model. One whose weights or logits are not
+    finite, as those of a run that diverged, is refused. LoRA adapters are merged into the model,
+    and also written separately to FOLDER/adapter.
 
     With --card, FOLDER has all that another home needs for the same figures: `rlx eval . --spec
     experiment.yaml` there gives those after training.
@@ -48,7 +47,7 @@ def export(
         found = registry.run(ref)
         from rlx.results import export_model, push_model, write_card
 
-        written = export_model(registry, found, folder, step or None, print_text)
+        written = export_model(registry, found, folder, step or None)
         if card:
             write_card(registry, found, written, folder, with_data=with_data)
     print_text(f"✓ {found.id} after step {written}: {escape_unprintable(str(folder))}")

@@ -253,7 +253,7 @@ def status(run: str, values: bool, pictures: bool, as_json: bool, url: str) -> i
             show_run_summary(registry, found)
             return None
         events = registry.results.events(found.id)
-    from rlx.launch import BROKEN_OFF, is_abandoned, is_half_made
+    from rlx.launch import BROKEN_OFF, is_abandoned
     from rlx.progress import read_progress
 
     stage = None
@@ -261,8 +261,7 @@ def status(run: str, values: bool, pictures: bool, as_json: bool, url: str) -> i
         stage = read_progress(RunFolder(Path(found.directory)).progress)
     why = found.reason
     if found.status in ("queued", "submitted") and is_abandoned(found):
-        again = "submit it again" if is_half_made(found) else f"rlx resume {found.id}"
-        why = f"{BROKEN_OFF}; {again}"
+        why = f"{BROKEN_OFF}; rlx resume {found.id}"
     lines = [
         f"{found.id}  {found.name}  seed {found.seed}  spec {found.digest}",
         f"status   {described['status']}{f': {why}' if why else ''}",

@@ -42,7 +42,7 @@ from rlx_registry import RunRecord
 )
 @click.option("--again", is_flag=True, help="Run even if the same spec and seed already ran.")
 @click.option("-d", "--detach", is_flag=True, help="Return once the run has started.")
-@click.option("--queue", is_flag=True, help="Leave the run to `rlx resume --queued`.")
+@click.option("--queue", is_flag=True, help="Only record the run; `rlx resume` starts it.")
 @click.option("-q", "--quiet", is_flag=True, help="Print only the run's id.")
 @click.option("--no-rehearsal", is_flag=True, help="Skip the trial on synthetic rollouts.")
 @click.option("--anyway", is_flag=True, help="Train even if the first answers teach nothing.")
@@ -175,8 +175,9 @@ def _print_started_run(run: RunRecord, read: LoadedSpec, reason: str | None) -> 
     )
     where, teacher = os.path.relpath(locate_run_folder(run).root), read.spec.model.reference
     look = f"rlx logs -f {run.id}   ·   rlx status {run.id}   ·   Ctrl-C detaches"
-    if run.status == "queued" and not is_job(run):
-        look = f"rlx resume --queued, here or where this folder is shared   ·   rlx stop {run.id}"
+    waits = run.status == "queued" and not is_job(run)
+    if waits:
+        look = f"rlx resume {run.id}   ·   rlx stop {run.id}"
     job = read_job_id(locate_run_folder(run))
     print_text(
         f"✓ {run.name}  seed {run.seed}  spec {run.digest}\n"
@@ -186,7 +187,7 @@ def _print_started_run(run: RunRecord, read: LoadedSpec, reason: str | None) -> 
         f"  files   {where}\n"
         + (f"  {read.spec.runner.launcher.kind:7} job {job}\n" if job else "")
         + (f"  new     {escape_unprintable(reason)}\n" if reason else "")
-        + f"  {'queued ' if '--queued' in look else 'watch  '} {look}"
+        + f"  {'queued ' if waits else 'watch  '} {look}"
     )
 
 
@@ -218,10 +219,6 @@ def _submit_group(
     from rlx.cli.follow import GroupView
     from rlx.cli.tables import describe_mlflow_page
 
-    def report_skipped(text: str, *, err: bool = False) -> None:
-        if err:  # the view shows which are taken
-            print_text(text, err=True)
-
     with open_registry(url, read_only=False) as registry:
         name, runs = record_group(registry, members, group, anyway=anyway)
         print_text(f"group {name}")
@@ -238,10 +235,8 @@ def _submit_group(
         if not returns:
             advice = "Ctrl-C leaves runs running; repeat the command to run what is missing"
             print_text(advice, err=True)
-            run_queue(
-                registry, url, at_once, once=True, only=set(cells),
-                report=report_skipped, look=view.print_changes,
-            )  # fmt: skip
+            look = view.print_changes
+            run_queue(registry, url, list(cells), at_once, report=print_text, look=look)
             view.print_changes()
         view.print_table()
         if returns:

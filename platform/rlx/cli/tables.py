@@ -277,16 +277,6 @@ def show_probes(probes: "Sequence[RecordedProbe]") -> None:
             break
 
 
-def show_probe_curves(probes: "Sequence[RecordedProbe]") -> None:
-    """Prints a curve of each probe over the share of the reasoning."""
-    from rlx.probe import render_probe_curve
-
-    console = open_console()
-    for one in probes:
-        console.print(f"\n{one.suite}", style="bold")
-        console.print(render_probe_curve(one.figures, width=min(80, console.width)))
-
-
 def _build_probe_steps_table(steps: "Sequence[RecordedProbe]") -> Table:
     from rlx.probe import GRID
 

@@ -53,7 +53,7 @@ VERBS = {
     "eval": ("evaluate:evaluate", "Evaluate a model: accuracy, calibration, use of reasoning."),
     "score": ("score:score", "Score a file of responses with any reward."),
     "stop": ("resume:stop", "Stop a run; its records stay."),
-    "resume": ("resume:resume", "Resume a run from its newest checkpoint; run what is queued."),
+    "resume": ("resume:resume", "Resume a run from its newest checkpoint."),
     "check": ("check:check", "Check this machine, a run's records, or resuming; repair."),
     "rm": ("runs:remove", "Remove runs that have ended, or parts of them."),
     "export": ("export:export", "Write a run's model in the Hugging Face layout."),
@@ -72,7 +72,7 @@ FORMER_VERBS = {
     "show": "validate --values",
     "sync": "check --repair",
     "verify-resume": "check --kills",
-    "worker": "resume --queued",
+    "worker": "submit --at-once",
 }
 """Verbs of earlier versions, and what does their work now."""
 OTHER_WORDS = {

@@ -35,9 +35,7 @@ from .pictures import (
     INK,
     ORANGE,
     SERIES,
-    EvaluationPoint,
     build_figure,
-    draw_accuracy_and_ece,
     draw_bin_bar,
     draw_diagonal,
     draw_learning_curves,
@@ -46,7 +44,7 @@ from .pictures import (
     save_figure,
     style_axes,
 )
-from .reliability_text import render_bar, render_reliability_text
+from .reliability_text import render_reliability_text
 from .statistics import (
     FIGURES,
     EvaluationAnswers,
@@ -68,7 +66,6 @@ __all__ = [
     "ORANGE",
     "SERIES",
     "EvaluationAnswers",
-    "EvaluationPoint",
     "FirstContact",
     "ProblemDifference",
     "ScoredAnswer",
@@ -101,7 +98,6 @@ __all__ = [
     "compute_within_auroc",
     "correct_p_values",
     "describe_first_contact",
-    "draw_accuracy_and_ece",
     "draw_bin_bar",
     "draw_diagonal",
     "draw_learning_curves",
@@ -112,7 +108,6 @@ __all__ = [
     "measure_calibration",
     "read_answers",
     "recalibrate_confidences",
-    "render_bar",
     "render_reliability_text",
     "save_figure",
     "style_axes",

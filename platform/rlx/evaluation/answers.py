@@ -8,7 +8,6 @@ wins; answers are in random order.
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
-from functools import partial
 from typing import Any, Self
 
 import numpy as np
@@ -27,7 +26,7 @@ from rlx.evaluation.calibration import (
     convert_to_pairs,
     measure_calibration,
 )
-from rlx.evaluation.statistics import DRAWS, Index, compute_bootstrap_intervals, is_readable
+from rlx.evaluation.statistics import DRAWS, compute_bootstrap_intervals, is_readable
 from rlx.reward import RewardTable
 from rlx.rollout import RolloutPlan, RolloutTree
 
@@ -58,19 +57,19 @@ def get_stated_confidence(table: RewardTable, place: tuple[int, int]) -> float:
 def collect_stated_confidences(
     trees: Sequence[RolloutTree], table: RewardTable, answers: Sequence[tuple[int, int]]
 ) -> list[list[float]]:
-    """Confidences stated for each answer, in the turns that `find_stating_turns` returns.
+    """Confidences stated for each answer, in the turns that `_find_stating_turns` returns.
 
     Returns:
         A list per answer, nan for an unreadable confidence. All lists are empty if there are no
         confidence turns and no answer states a confidence.
     """
-    turns = find_stating_turns(trees, answers)
+    turns = _find_stating_turns(trees, answers)
     found = [[get_stated_confidence(table, place) for place in own] for own in turns]
     own_turns = turns == [[place] for place in answers]
     return [[] for _ in found] if own_turns and np.isnan(found).all() else found
 
 
-def find_stating_turns(
+def _find_stating_turns(
     trees: Sequence[RolloutTree], answers: Sequence[tuple[int, int]]
 ) -> list[list[tuple[int, int]]]:
     """Turns that state a confidence of each answer: confidence turns below it, or else the nearest
@@ -298,12 +297,19 @@ def read_answers(
         if (t, s) not in table.dropped
     ]
     stated = collect_stated_confidences(trees, table, places)
-    turns = find_stating_turns(trees, places)
+    turns = _find_stating_turns(trees, places)
     has_confidences = any(stated)
     found: list[ScoredAnswer] = []
     count: dict[int, int] = {}
     for (t, s), own, stating in zip(places, stated, turns, strict=True):
         tree, turn = trees[t], trees[t].segments[s]
+        # The last turn of the rollout, not of what continues it.
+        end = max(last for last in tree.policy_segments if s in tree.own_turns(last)[0])
+        spans = [tree.segments[one].spans for one in tree.turns(end)]
+        spoken = [own_spans["answer"].text for own_spans in spans if "answer" in own_spans]
+        said = spoken[-1] if spoken else turn.text
+        entries = [table.turns.get((t, one), {}) for one in tree.turns(end)]
+        entries.append(table.rollouts.get((t, end), {}))
         number = count[t] = count.get(t, -1) + 1
         found.append(
             ScoredAnswer(
@@ -312,7 +318,7 @@ def read_answers(
                 stratum=tree.problem.stratum,
                 sample=number,
                 text=turn.text,
-                said=_find_final_answer(tree, s),
+                said=" ".join(said.split()) or None,
                 correct=int(find_correctness_reward(table, tree, (t, s), correct) == 1.0),
                 confidences=tuple(own) if own or not has_confidences else (float("nan"),),
                 confidence_texts=tuple(
@@ -320,7 +326,12 @@ def read_answers(
                     for tree_number, segment in stating
                     if segment != s
                 ),
-                rewards=_compute_rollout_rewards(tree, table, t, s),
+                rewards=_compute_named_means(
+                    {e.name: e.raw}
+                    for found_entries in entries
+                    for e in found_entries.values()
+                    if e.raw is not None
+                ),
                 tokens=len(turn.token_ids),
                 truncated=turn.finish_reason == "length",
             )
@@ -462,7 +473,7 @@ def _build_interval_measures(
     if confidence is None:
         return measures
     _, stated = convert_to_pairs(correct, confidence)
-    of_pairs = {
+    of_pairs: dict[str, Any] = {
         "brier": compute_brier,
         "ece": compute_expected_calibration_error,
         "ece_debiased": compute_debiased_ece,
@@ -472,40 +483,13 @@ def _build_interval_measures(
         "aurc": compute_aurc,
     }
 
-    def compute_measure(function: Any, at: Index) -> float | None:
-        found: float | None = function(correct[at], stated[at])
-        return found
-
-    measures |= {name: partial(compute_measure, function) for name, function in of_pairs.items()}
+    for name, function in of_pairs.items():
+        measures[name] = lambda at, function=function: function(correct[at], stated[at])
     losses = compute_clipped_losses(correct, stated)
     measures["nll"] = lambda at: float(losses[at].mean())
     measures["mean_confidence"] = lambda at: float(stated[at].mean())
     measures["signed_gap"] = lambda at: float((stated[at] - correct[at]).mean())
     return measures
-
-
-def _find_end(tree: RolloutTree, first: int) -> int:
-    """The last turn of the rollout of which `first` is a turn, not of what continues it."""
-    return max(s for s in tree.policy_segments if first in tree.own_turns(s)[0])
-
-
-def _find_final_answer(tree: RolloutTree, first: int) -> str | None:
-    """The final answer of the rollout that has the turn `first`."""
-    turns = [tree.segments[s] for s in tree.turns(_find_end(tree, first))]
-    spoken = [t.spans["answer"].text for t in turns if "answer" in t.spans]
-    text = spoken[-1] if spoken else tree.segments[first].text
-    return " ".join(text.split()) or None
-
-
-def _compute_rollout_rewards(
-    tree: RolloutTree, table: RewardTable, t: int, first: int
-) -> dict[str, float]:
-    end = _find_end(tree, first)
-    entries = [table.turns.get((t, s), {}) for s in tree.turns(end)]
-    entries.append(table.rollouts.get((t, end), {}))
-    return _compute_named_means(
-        {e.name: e.raw} for found in entries for e in found.values() if e.raw is not None
-    )
 
 
 def _compute_named_means(named: Iterable[Mapping[str, float]]) -> dict[str, float]:

@@ -2,7 +2,7 @@
 
 A policy whose confidence depends only on the kind of problem can look perfectly calibrated.
 `measure_calibration` therefore also reports the scores of a predictor that knows only the problem's
-stratum, the metrics within each stratum, and how varied the confidences are.
+stratum, and the metrics within each stratum.
 
 Two conventions hold throughout:
 
@@ -27,7 +27,6 @@ from numpy.typing import ArrayLike, NDArray
 Floats = NDArray[np.float64]
 CLIP = 0.001
 """Confidences are clipped to this distance from 0 and 1 before taking logarithms."""
-_Z_95 = 1.959963984540054
 
 
 # Proper scoring rules ----------------------------------------------------------------------------
@@ -65,32 +64,6 @@ def compute_brier_skill(correct: ArrayLike, confidence: ArrayLike) -> float | No
     return None if uncertainty == 0 else 1 - compute_brier(y, c) / uncertainty
 
 
-def compute_murphy_decomposition(correct: ArrayLike, confidence: ArrayLike) -> dict[str, float]:
-    """Exact Murphy decomposition of the Brier score over the distinct confidence values v:
-    reliability - resolution + uncertainty. Lower reliability is better.
-
-        reliability = Σᵥ nᵥ/n (v - ȳᵥ)²
-        resolution  = Σᵥ nᵥ/n (ȳᵥ - ȳ)²
-        uncertainty = ȳ (1 - ȳ)
-
-    If nearly all confidences are distinct, the decomposition is uninformative: resolution then
-    approaches uncertainty for any confidences.
-
-    Reference:
-        Murphy, "A new vector partition of the probability score", 1973.
-    """
-    y, c = convert_to_pairs(correct, confidence)
-    values, slot, counts = np.unique(c, return_inverse=True, return_counts=True)
-    share = counts / len(y)
-    observed = np.bincount(slot, weights=y) / counts
-    mean = y.mean()
-    return {
-        "reliability": float(np.sum(share * (values - observed) ** 2)),
-        "resolution": float(np.sum(share * (observed - mean) ** 2)),
-        "uncertainty": float(mean * (1 - mean)),
-    }
-
-
 def compute_clipped_losses(correct: ArrayLike, confidence: ArrayLike) -> Floats:
     """Negative log-likelihood of every answer in nats, `[n]`, with clipped confidences.
 
@@ -115,10 +88,9 @@ def build_reliability_bins(
         `accuracy_high`; None in an empty bin.
     """
     y, c = convert_to_pairs(correct, confidence)
-    edges = _build_bin_edges(bins)
-    slot = _bin_of(c, edges)
+    slot, edges = _find_bins(c, bins), (np.arange(bins + 1) / bins).tolist()
     found = []
-    for i, (low, high) in enumerate(pairwise(edges.tolist())):
+    for i, (low, high) in enumerate(pairwise(edges)):
         own_y, own_c = y[slot == i], c[slot == i]
         figures: tuple[float | None, ...] = (None,) * 4
         if n := len(own_y):
@@ -144,7 +116,8 @@ def compute_expected_calibration_error(
     Reference:
         Naeini et al., "Obtaining well calibrated probabilities using Bayesian binning", 2015.
     """
-    weight, gap = _compute_bin_gaps(correct, confidence, bins)
+    y, c = convert_to_pairs(correct, confidence)
+    weight, gap = _compute_bin_gaps(y, c, _find_bins(c, bins))
     return float(np.sum(weight * gap))
 
 
@@ -162,7 +135,7 @@ def compute_equal_mass_ece(correct: ArrayLike, confidence: ArrayLike, *, bins: i
     if bins < 1:
         raise ValueError(f"{bins} bins")
     smaller = np.searchsorted(np.sort(c), c, side="left")
-    weight, gap = _gaps_of(y, c, bins * smaller // len(c))
+    weight, gap = _compute_bin_gaps(y, c, bins * smaller // len(c))
     return float(np.sum(weight * gap))
 
 
@@ -170,8 +143,8 @@ def compute_maximum_calibration_error(
     correct: ArrayLike, confidence: ArrayLike, *, bins: int = 10
 ) -> float:
     """The largest gap of any non-empty bin: MCE = max_b |c̄_b - ȳ_b|."""
-    _, gap = _compute_bin_gaps(correct, confidence, bins)
-    return float(gap.max())
+    y, c = convert_to_pairs(correct, confidence)
+    return float(_compute_bin_gaps(y, c, _find_bins(c, bins))[1].max())
 
 
 def compute_wilson_interval(successes: int, n: int) -> tuple[float, float]:
@@ -183,13 +156,10 @@ def compute_wilson_interval(successes: int, n: int) -> tuple[float, float]:
     Reference:
         Wilson, "Probable inference, the law of succession, and statistical inference", 1927.
     """
-    if not 0 <= successes <= n or n == 0:
-        raise ValueError(f"{successes} successes of {n}")
-    p, z2 = successes / n, _Z_95**2
-    centre = (p + z2 / (2 * n)) / (1 + z2 / n)
-    half = _Z_95 * np.sqrt(p * (1 - p) / n + z2 / (4 * n * n)) / (1 + z2 / n)
-    # At p = 0 and p = 1, rounding would put the share itself slightly outside the interval.
-    return min(p, max(0.0, float(centre - half))), max(p, min(1.0, float(centre + half)))
+    from scipy.stats import binomtest
+
+    interval = binomtest(successes, n).proportion_ci(0.95, method="wilson")
+    return float(interval.low), float(interval.high)
 
 
 # Ranking -----------------------------------------------------------------------------------------
@@ -233,25 +203,9 @@ def compute_within_auroc(
     return ranked / pairs if pairs else None
 
 
-# Variety of the confidences, and the stratum baseline --------------------------------------------
-def compute_confidence_entropy(confidence: ArrayLike) -> float:
-    """Entropy of the histogram over 10 bins in nats: -Σ_b p_b ln p_b, from 0 to ln 10."""
-    c = _check_confidence_values(confidence)
-    share = np.bincount(_bin_of(c, _build_bin_edges(10))) / len(c)
-    share = share[share > 0]
-    return float(max(0.0, -np.sum(share * np.log(share))))
-
-
-def compute_extreme_share(confidence: ArrayLike) -> float:
-    """Share of confidences no further than .01 from 0 or from 1."""
-    c = _check_confidence_values(confidence)
-    return float(np.mean((c <= 0.01) | (c >= 1 - 0.01)))
-
-
 def stratum_predictor(correct: ArrayLike, stratum: ArrayLike) -> Floats:
-    """Predicts each sample's stratum accuracy, measured on the same data, as its confidence.
-
-    No data are held out, so this is the best that a predictor knowing only the stratum can do.
+    """Each sample's stratum accuracy, measured on the same data, as its confidence: the best that a
+    predictor knowing only the stratum can do.
 
     Args:
         correct: `[n]` of 0 or 1.
@@ -278,7 +232,15 @@ def convert_to_pairs(correct: ArrayLike, confidence: ArrayLike) -> tuple[Floats,
     Raises:
         ValueError: no samples, different lengths, or values out of range.
     """
-    y, c = np.asarray(correct, dtype=np.float64), _check_confidence_values(confidence)
+    stated = np.asarray(confidence)
+    if stated.dtype == np.float32:
+        # Convert via the shortest decimal: widening float32 0.7 would move it to another bin.
+        stated = stated.astype(np.str_)
+    y, c = np.asarray(correct, dtype=np.float64), stated.astype(np.float64)
+    if c.ndim != 1 or not len(c):
+        raise ValueError(f"confidence has shape {c.shape}; at least one sample is needed")
+    if (c < 0).any() or (c > 1).any():
+        raise ValueError("confidence has values outside [0, 1]")
     if y.shape != c.shape:
         raise ValueError(f"correct has shape {y.shape}, confidence {c.shape}")
     if not np.isin(y, (0.0, 1.0)).all():
@@ -286,37 +248,14 @@ def convert_to_pairs(correct: ArrayLike, confidence: ArrayLike) -> tuple[Floats,
     return y, np.where(np.isnan(c), 1 - y, c)
 
 
-def _check_confidence_values(confidence: ArrayLike) -> Floats:
-    values = np.asarray(confidence)
-    if values.dtype == np.float32:
-        # Convert via the shortest decimal: widening float32 0.7 would move it to another bin.
-        values = values.astype(np.str_)
-    c: Floats = values.astype(np.float64)
-    if c.ndim != 1 or not len(c):
-        raise ValueError(f"confidence has shape {c.shape}; at least one sample is needed")
-    if (c < 0).any() or (c > 1).any():
-        raise ValueError("confidence has values outside [0, 1]")
-    return c
-
-
-def _build_bin_edges(bins: int) -> Floats:
+def _find_bins(c: Floats, bins: int) -> NDArray[np.intp]:
     if bins < 1:
         raise ValueError(f"{bins} bins")
-    return np.arange(bins + 1) / bins
+    edges = np.arange(bins + 1) / bins
+    return np.minimum(np.searchsorted(edges, c, side="right") - 1, bins - 1)
 
 
-def _bin_of(c: Floats, edges: Floats) -> NDArray[np.intp]:
-    return np.minimum(np.searchsorted(edges, c, side="right") - 1, len(edges) - 2)
-
-
-def _compute_bin_gaps(
-    correct: ArrayLike, confidence: ArrayLike, bins: int
-) -> tuple[Floats, Floats]:
-    y, c = convert_to_pairs(correct, confidence)
-    return _gaps_of(y, c, _bin_of(c, _build_bin_edges(bins)))
-
-
-def _gaps_of(y: Floats, c: Floats, slot: NDArray[np.intp]) -> tuple[Floats, Floats]:
+def _compute_bin_gaps(y: Floats, c: Floats, slot: NDArray[np.intp]) -> tuple[Floats, Floats]:
     """Share of samples and |confidence - accuracy| of the non-empty bins."""
     counts = np.bincount(slot)
     held = counts > 0
@@ -354,16 +293,6 @@ def compute_risk_coverage(
     return risk
 
 
-def select_risk_points(
-    correct: ArrayLike, confidence: ArrayLike, points: int = 50
-) -> list[list[float]]:
-    """(coverage, risk) at up to `points` evenly spaced coverages, for plotting."""
-    risk = compute_risk_coverage(correct, confidence)
-    n = len(risk)
-    ranks = np.unique(np.ceil(np.arange(1, points + 1) * n / points).astype(int))
-    return [[float(k / n), float(risk[k - 1])] for k in ranks]
-
-
 def compute_aurc(correct: ArrayLike, confidence: ArrayLike, *, ties: Ties = "expected") -> float:
     """Area under the risk-coverage curve: the mean of `compute_risk_coverage`. Lower is better."""
     return float(compute_risk_coverage(correct, confidence, ties=ties).mean())
@@ -382,54 +311,6 @@ def compute_accuracy_at_coverage(
     risk = compute_risk_coverage(correct, confidence, ties=ties)
     # Round before the ceiling, else 0.07 · 100 = 7.000000000000001 would give 8 answers.
     return float(1 - risk[int(np.ceil(round(coverage * len(risk), 9))) - 1])
-
-
-def compute_excess_aurc(correct: ArrayLike, confidence: ArrayLike) -> float:
-    """E-AURC: excess AURC over the best order, which ranks all correct answers first.
-
-    The best order's area is exact for these n answers, not its limit r + (1 - r) ln(1 - r).
-
-    Reference:
-        Geifman, Uziel and El-Yaniv, "Bias-reduced uncertainty estimation for deep neural
-        classifiers", 2019.
-    """
-    y, _ = convert_to_pairs(correct, confidence)
-    return compute_aurc(correct, confidence) - compute_aurc(y, y)
-
-
-def compute_coverage_at_risk(correct: ArrayLike, confidence: ArrayLike, risk: float) -> float:
-    """The largest share of answers that a threshold can keep with at most `risk` of them wrong.
-
-    A threshold keeps equal confidences together, so ties need no order. 0 if no threshold works.
-
-    Raises:
-        ValueError: risk is not in [0, 1].
-    """
-    if not 0 <= risk <= 1:
-        raise ValueError(f"risk is {risk}; it must lie in [0, 1]")
-    y, c = convert_to_pairs(correct, confidence)
-    values, slot, counts = np.unique(c, return_inverse=True, return_counts=True)
-    kept = np.cumsum(counts[::-1])
-    wrong = np.cumsum(np.bincount(slot, weights=1 - y, minlength=len(values))[::-1])
-    # Counts are integers, so only risk · kept has a rounding error.
-    fits = wrong <= risk * kept + 1e-9
-    return float(kept[fits].max() / len(y)) if fits.any() else 0.0
-
-
-def compute_error_auprc(correct: ArrayLike, confidence: ArrayLike) -> float | None:
-    """Average precision of detecting wrong answers by low confidence; None when labels are equal.
-
-    Reference:
-        Hendrycks and Gimpel, "A baseline for detecting misclassified and out-of-distribution
-        examples in neural networks", 2017 (AUPR-Error).
-    """
-    y, c = convert_to_pairs(correct, confidence)
-    if y.min() == y.max():
-        return None
-    _, slot, counts = np.unique(c, return_inverse=True, return_counts=True)
-    wrong = np.bincount(slot, weights=1 - y)
-    precision = np.cumsum(wrong) / np.cumsum(counts)
-    return float(wrong @ precision / wrong.sum())
 
 
 THRESHOLD = 0.5
@@ -455,20 +336,18 @@ def compute_debiased_ece(correct: ArrayLike, confidence: ArrayLike, *, bins: int
     """
     from scipy.special import ndtr
 
-    total, corrected = 0, 0.0
-    for one in build_reliability_bins(correct, confidence, bins=bins):
-        n, accuracy = one["n"], one["accuracy"]
-        if not n:
-            continue
-        gap = abs(one["confidence"] - accuracy)
-        noise = float(np.sqrt(accuracy * (1 - accuracy) / n))
-        noisy = gap
-        if noise > 0:
-            z = gap / noise
-            noisy = noise * np.sqrt(2 / np.pi) * np.exp(-(z**2) / 2) + gap * (1 - 2 * ndtr(-z))
-        total += n
-        corrected += n * (2 * gap - float(noisy))
-    return max(0.0, corrected / total)
+    y, c = convert_to_pairs(correct, confidence)
+    slot = _find_bins(c, bins)
+    counts = np.bincount(slot)
+    held = counts > 0
+    n = counts[held]
+    accuracy = np.bincount(slot, weights=y)[held] / n
+    gap = np.abs(np.bincount(slot, weights=c)[held] / n - accuracy)
+    noise = np.sqrt(accuracy * (1 - accuracy) / n)
+    z = np.divide(gap, noise, out=np.zeros_like(gap), where=noise > 0)
+    noisy = noise * np.sqrt(2 / np.pi) * np.exp(-(z**2) / 2) + gap * (1 - 2 * ndtr(-z))
+    corrected = 2 * gap - np.where(noise > 0, noisy, gap)
+    return max(0.0, float(n @ corrected / len(y)))
 
 
 def compute_one_bit_auroc(correct: ArrayLike, confidence: ArrayLike) -> float | None:
@@ -535,7 +414,6 @@ def recalibrate_confidences(
 
 
 COVERAGES = (0.5, 0.8, 0.9)
-RISKS = (0.05, 0.1)
 
 
 def measure_calibration(
@@ -557,21 +435,15 @@ def measure_calibration(
           one; `readable_share`, the adherence to the format; `accuracy`; `mean_confidence`;
           `signed_gap`, their difference, positive where overconfident.
         * `brier`; `brier_skill`, 1 - brier / (base rate's Brier); `brier_recalibrated`, after an
-          increasing map that is fitted on other problems; `murphy`, its decomposition; `nll`,
-          clipped at .001, in nats.
-        * `ece`, 10 equal-width bins; `ece_15`; `ece_mass`, 10 bins of about equal counts;
-          `ece_debiased`, without the part that comes from having few answers per bin; `mce`, the
-          largest gap of the 10 bins; the `bins` themselves.
+          increasing map that is fitted on other problems; `nll`, clipped at .001, in nats.
+        * `ece`, 10 equal-width bins; `ece_mass`, 10 bins of about equal counts; `ece_debiased`,
+          without the part that comes from having few answers per bin; `mce`, the largest gap of the
+          10 bins; the `bins` themselves.
         * `auroc`; `auroc_one_bit`, of whether the confidence is at least .5: near `auroc`, the
           confidence says no more than yes or no; `within_auroc`, among answers to problems of the
-          same stratum: what it knows beyond the kind of problem; `auprc_error`, average precision
-          of detecting errors.
-        * `aurc`, area under the risk-coverage curve, averaged over ties; `e_aurc`, its excess over
-          the best order; `accuracy_at`, over the most confident 50, 80 and 90 %, by coverage;
-          `coverage_at`, the largest coverage with at most 5 and 10 % wrong, by risk;
-          `risk_coverage`, (coverage, risk) at up to 50 evenly spaced coverages.
-        * `distinct_share`, distinct values / n; `extreme_share`, within .01 of 0 or 1; `entropy`,
-          of the histogram over the 10 bins, in nats.
+          same stratum: what it knows beyond the kind of problem.
+        * `aurc`, area under the risk-coverage curve, averaged over ties; `accuracy_at`, over the
+          most confident 50, 80 and 90 %, by coverage.
         * `stratum_brier` and `stratum_auroc`, of predicting each stratum's accuracy in these data:
           an `auroc` near it means that the confidence reflects only the kind of problem;
           `by_stratum`, metrics within each stratum, by its label.
@@ -581,7 +453,7 @@ def measure_calibration(
     """
     y, c = convert_to_pairs(correct, confidence)
     labels = np.full(len(y), "") if stratum is None else np.asarray(stratum, dtype=np.str_)
-    strata = _measure_strata(y, c, labels)
+    known = stratum_predictor(y, labels)
     unparsable = int(np.isnan(np.asarray(confidence, dtype=np.float64)).sum())
     return {
         "n": len(y),
@@ -593,35 +465,17 @@ def measure_calibration(
         "brier": compute_brier(y, c),
         "brier_skill": compute_brier_skill(y, c),
         "brier_recalibrated": compute_recalibrated_brier(y, c, problems),
-        "murphy": compute_murphy_decomposition(y, c),
         "nll": float(compute_clipped_losses(y, c).mean()),
         "ece": compute_expected_calibration_error(y, c),
-        "ece_15": compute_expected_calibration_error(y, c, bins=15),
         "ece_mass": compute_equal_mass_ece(y, c),
         "ece_debiased": compute_debiased_ece(y, c),
         "mce": compute_maximum_calibration_error(y, c),
         "auroc": compute_auroc(y, c),
         "auroc_one_bit": compute_one_bit_auroc(y, c),
         "within_auroc": compute_within_auroc(y, c, labels),
-        "auprc_error": compute_error_auprc(y, c),
         "aurc": compute_aurc(y, c),
-        "e_aurc": compute_excess_aurc(y, c),
         "accuracy_at": {f"{q:g}": compute_accuracy_at_coverage(y, c, q) for q in COVERAGES},
-        "coverage_at": {f"{r:g}": compute_coverage_at_risk(y, c, r) for r in RISKS},
-        "distinct_share": len(np.unique(c)) / len(c),
-        "extreme_share": compute_extreme_share(c),
-        "entropy": compute_confidence_entropy(c),
         "bins": build_reliability_bins(y, c),
-        "risk_coverage": select_risk_points(y, c),
-        **strata,
-    }
-
-
-def _measure_strata(
-    y: NDArray[np.float64], c: NDArray[np.float64], labels: NDArray[np.str_]
-) -> dict[str, Any]:
-    known = stratum_predictor(y, labels)
-    return {
         "stratum_brier": compute_brier(y, known),
         "stratum_auroc": compute_auroc(y, known),
         "by_stratum": {

@@ -181,24 +181,14 @@ def _describe_kinds(setup: PhaseSetup, trees: Sequence[RolloutTree]) -> dict[str
     for tree in trees:
         for s in tree.policy_segments:
             by_kind.setdefault(tree.segments[s].kind, []).append(tree.segments[s])
-    wanted = _list_spans(setup)
-    return {
-        kind: TurnContact(
-            len(those),
-            sum(s.finish_reason == "length" for s in those) / len(those),
-            {
-                name: sum(name in s.spans for s in those) / len(those)
-                for name in wanted.get(kind, ())
-            },
-        )
-        for kind, those in by_kind.items()
-    }
-
-
-def _list_spans(setup: PhaseSetup) -> dict[str, Sequence[str]]:
-    """The spans that turns of each kind should hold."""
-    turns = setup.spec.rollout.turn_specs
-    return {kind: turns[asked].spans for kind, asked in setup.requested_kinds.items()}
+    turns, requested = setup.spec.rollout.turn_specs, setup.requested_kinds
+    found = {}
+    for kind, those in by_kind.items():
+        truncated = sum(s.finish_reason == "length" for s in those) / len(those)
+        wanted = turns[requested[kind]].spans if kind in requested else ()
+        spans = {name: sum(name in s.spans for s in those) / len(those) for name in wanted}
+        found[kind] = TurnContact(len(those), truncated, spans)
+    return found
 
 
 def _describe_rewards(table: RewardTable) -> dict[str, RewardContact]:
@@ -207,19 +197,18 @@ def _describe_rewards(table: RewardTable) -> dict[str, RewardContact]:
         for named in places.values():
             for entry in named.values():
                 entries.setdefault(entry.name, []).append(entry)
-    return {name: _describe_reward(those) for name, those in sorted(entries.items())}
-
-
-def _describe_reward(entries: Sequence[RewardEntry]) -> RewardContact:
-    scores = [entry.raw for entry in entries if entry.raw is not None]
-    reasons = Counter(entry.reason for entry in entries if entry.reason)
-    return RewardContact(
-        sum(scores) / len(scores) if scores else None,
-        min(scores, default=None),
-        max(scores, default=None),
-        1 - len(scores) / len(entries),
-        dict(reasons.most_common(REASONS)),
-    )
+    found = {}
+    for name, those in sorted(entries.items()):
+        scores = [entry.raw for entry in those if entry.raw is not None]
+        reasons = Counter(entry.reason for entry in those if entry.reason)
+        found[name] = RewardContact(
+            sum(scores) / len(scores) if scores else None,
+            min(scores, default=None),
+            max(scores, default=None),
+            1 - len(scores) / len(those),
+            dict(reasons.most_common(REASONS)),
+        )
+    return found
 
 
 def _count_groups(
@@ -272,16 +261,14 @@ def _draw_samples(
             segment = tree.segments[s]
             if segment.author == "policy":
                 entries = {**table.turns.get((t, s), {}), **table.rollouts.get((t, s), {})}
-                rewards = {name: _describe_entry(entry) for name, entry in entries.items()}
+                rewards = {}
+                for name, entry in entries.items():
+                    score = "no score" if entry.raw is None else f"{entry.raw:g}"
+                    rewards[name] = f"{score} ({entry.reason})" if entry.reason else score
                 wrote = decode(segment.token_ids)
                 found.append(ContactSample(segment.kind, decode(read), wrote, rewards))
             read += segment.token_ids
     return found[:SAMPLES]
-
-
-def _describe_entry(entry: RewardEntry) -> str:
-    score = "no score" if entry.raw is None else f"{entry.raw:g}"
-    return f"{score} ({entry.reason})" if entry.reason else score
 
 
 def _advise(

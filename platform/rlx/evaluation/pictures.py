@@ -2,18 +2,18 @@
 
 Colours are from the Okabe-Ito palette, which is safe for colour-blind readers; every plot is also
 readable in grey. Figures use Matplotlib's object-oriented API, so nothing here touches pyplot's
-global state or needs a display.
+global state or needs a display. A plot is written as `.png` and `.svg`, which replace the suffix of
+its path; both files are returned. Without anything to draw there is a ValueError.
 """
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from rlx.evaluation.answers import ScoredAnswer, compute_recorded_intervals
+from rlx.evaluation.answers import ScoredAnswer
 from rlx.evaluation.calibration import compute_risk_coverage
 from rlx.evaluation.reliability_text import (
     Figures,
@@ -58,7 +58,7 @@ def _set_panel_title(axes: Any, title: str) -> None:
 
 
 def save_figure(drawn: Any, path: Path) -> tuple[Path, Path]:
-    """Writes a figure as `.png` and `.svg`, which replace the suffix of `path`."""
+    """Writes a figure as `.png` and `.svg`."""
     from matplotlib import rc_context
 
     stem = path.with_suffix("") if path.suffix in (".png", ".svg") else path
@@ -83,10 +83,7 @@ def draw_reliability_diagram(before: Figures, after: Figures, path: Path) -> tup
 
     Args:
         before, after: figures of `measure_calibration`.
-        path: output path; its suffix is replaced by `.png` and `.svg`.
-
-    Returns:
-        The two files.
+        path: of the files.
     """
     columns = {"Before training": (before, ORANGE), "After training": (after, BLUE)}
     return _draw_reliability_columns(columns, path)
@@ -113,13 +110,7 @@ def draw_learning_curves(metrics: Mapping[str, Curve], path: Path) -> tuple[Path
 
     Args:
         metrics: `(step, value)` pairs by name; values that are not finite leave a gap.
-        path: output path; its suffix is replaced by `.png` and `.svg`.
-
-    Returns:
-        The two files.
-
-    Raises:
-        ValueError: there is nothing to draw.
+        path: of the files.
     """
     if not metrics:
         raise ValueError("no metrics to draw")
@@ -236,11 +227,7 @@ def draw_suite(
         answers: answers of each set, by name.
         figures: metrics of each set from `compute_answer_metrics`, by name.
         outside: out-of-distribution sets, drawn in another colour.
-        folder: output folder of `reliability`, `confidence`, `risk_coverage` and `scaling`, each as
-            `.png` and `.svg`.
-
-    Returns:
-        The files.
+        folder: of `reliability`, `confidence`, `risk_coverage` and `scaling`.
     """
     colours = {name: ORANGE if name in outside else BLUE for name in answers}
     stated = [name for name, found in figures.items() if found["brier"] is not None]
@@ -324,100 +311,3 @@ def _build_panel_row(titles: Collection[str], label: str) -> tuple[Any, list[Any
         _set_panel_title(axes, title)
         axes.set_xlabel(label, color=INK)
     return drawn, panels
-
-
-PICTURE_DRAWS = 200
-"""Bootstrap resamples for evaluations without recorded intervals: enough for a plot."""
-APART = 0.012
-"""Horizontal offset between the bars of two sets at one step, as a share of all steps."""
-PANELS = (("accuracy", "accuracy"), ("ece", "ECE, 10 bins"))
-
-Interval = tuple[float, float]
-
-
-@dataclass(frozen=True, slots=True)
-class EvaluationPoint:
-    """Evaluation of a held-out set at one step.
-
-    Attributes:
-        step: number of completed steps.
-        values: `accuracy`, and `ece` if confidences were stated.
-        intervals: 95 % intervals of both over problems, if available.
-    """
-
-    step: int
-    values: Mapping[str, float | None]
-    intervals: Mapping[str, Interval | None]
-
-    @classmethod
-    def from_evaluation(
-        cls, step: int, metrics: Mapping[str, Any], payload: Mapping[str, Any] | None
-    ) -> "EvaluationPoint":
-        """Reads a recorded evaluation.
-
-        Intervals come from `metrics`, or else from the pairs in `payload`: `problem_ids`, `correct`
-        and `confidence`, where an unreadable confidence is null and counts as the worst one.
-        """
-        values = {name: metrics.get(name) for name, _ in PANELS}
-        intervals = metrics.get("intervals")
-        if intervals is None:
-            intervals = compute_recorded_intervals(payload or {}, values, draws=PICTURE_DRAWS)
-        return cls(step, values, intervals)
-
-
-def draw_accuracy_and_ece(
-    sets: Mapping[str, Sequence[EvaluationPoint]], path: Path
-) -> tuple[Path, Path]:
-    """Draws one line per set: accuracy, and next to it ECE if confidences are stated.
-
-    Args:
-        sets: points of each set, by name, in order of steps.
-        path: output path; its suffix is replaced by `.png` and `.svg`.
-
-    Returns:
-        The two files.
-
-    Raises:
-        ValueError: there is nothing to draw.
-    """
-    there = [moment for moments in sets.values() for moment in moments]
-    panels = [p for p in PANELS if any(moment.values.get(p[0]) is not None for moment in there)]
-    if not panels:
-        raise ValueError("no evaluations to draw")
-    drawn = build_figure(4.6 * len(panels) + 0.4, 3.6, w_pad=0.1, h_pad=0.1)
-    axes = drawn.subplots(1, len(panels), squeeze=False)[0]
-    for one, (name, title) in zip(axes, panels, strict=True):
-        style_axes(one)
-        for number, (label, moments) in enumerate(sets.items()):
-            aside = APART * (number - (len(sets) - 1) / 2) * max(moment.step for moment in there)
-            _draw_metric_line(one, name, label, moments, SERIES[number % len(SERIES)], aside)
-        _set_panel_title(one, title)
-        one.set_xlabel("step", color=INK)
-        one.set_ylim(-0.02, 1.02 if name == "accuracy" else None)
-    axes[0].legend(frameon=False, fontsize=8, labelcolor=INK)
-    bars = any(any(moment.intervals.values()) for moment in there)
-    if bars:
-        caption = "bars: 95 % intervals over problems"
-        axes[-1].set_title(caption, loc="right", fontsize=8, color=FAINT)
-    return save_figure(drawn, path)
-
-
-def _draw_metric_line(
-    axes: Any, name: str, label: str, moments: Sequence[EvaluationPoint], colour: str, aside: float
-) -> None:
-    own = [
-        (moment.step + aside, moment.values[name], moment.intervals.get(name)) for moment in moments
-    ]
-    known = [(step, value, bar) for step, value, bar in own if value is not None]
-    axes.plot(
-        [step for step, *_ in known],
-        [value for _, value, _ in known],
-        "o-",
-        color=colour,
-        markersize=3.5,
-        linewidth=1.5,
-        label=label,
-    )
-    for step, _, bar in known:
-        if bar is not None:
-            axes.vlines(step, *bar, color=colour, alpha=0.45, linewidth=2.5)

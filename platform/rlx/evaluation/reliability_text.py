@@ -31,30 +31,19 @@ def render_reliability_text(calibration: Figures, *, width: int = 80) -> "Text":
     text.append(f"{'stated':>8}{'right':>7}{'n':>7}\n", "bold")
     for b in list_held_bins(calibration):
         text.append(f"{b['low']:.1f} to {b['high']:.1f}  ", "dim")
-        text.append_text(_render_accuracy_bar(b["accuracy"], b["confidence"], cells))
+        whole, eighths = divmod(round(b["accuracy"] * cells * 8), 8)
+        bar = Text(f"{'█' * whole}{('', *'▏▎▍▌▋▊▉')[eighths]}".ljust(cells), style="blue")
+        at = min(cells - 1, int(b["confidence"] * cells))
+        text.append_text(Text.assemble(bar[:at], ("┃", "bold yellow"), bar[at + 1 :]))
         text.append(f"{b['confidence']:>8.2f}{b['accuracy']:>7.2f}{b['n']:>7}\n")
     text.append(f"{format_headline(calibration)}\n{format_stratum_reference(calibration)}\n", "dim")
     text.append(format_answer_counts(calibration), "dim")
     return text
 
 
-def render_bar(share: float, cells: int) -> str:
-    """A bar of text for a share of `cells` columns, to an eighth of a column."""
-    whole, eighths = divmod(round(share * cells * 8), 8)
-    return f"{'█' * whole}{('', *'▏▎▍▌▋▊▉')[eighths]}".ljust(cells)
-
-
 def list_held_bins(calibration: Figures) -> list[Figures]:
     """The bins that are not empty."""
     return [b for b in calibration["bins"] if b["n"]]
-
-
-def _render_accuracy_bar(accuracy: float, confidence: float, cells: int) -> "Text":
-    from rich.text import Text
-
-    text = Text(render_bar(accuracy, cells), style="blue")
-    at = min(cells - 1, int(confidence * cells))
-    return Text.assemble(text[:at], ("┃", "bold yellow"), text[at + 1 :])
 
 
 def format_headline(c: Figures) -> str:

@@ -19,8 +19,7 @@ LEAST_DEFINED = 0.9
 """Minimum share of resamples in which a metric must be defined to get an interval."""
 
 LEAST_SEEDS = 3
-"""Minimum number of seeds for an interval: of two, Student's is 12.7 standard errors wide on either
-side, and yet says nothing about the third."""
+"""Minimum number of seeds for an interval: of two, Student's is 12.7 standard errors either way."""
 
 Index = NDArray[np.intp]
 Floats = NDArray[np.float64]
@@ -331,11 +330,13 @@ def compare_by_problem(
         if all(figure in evaluation.values for side in sides for evaluation in side):
             answers = [_group_values_by_problem(side, figure) for side in sides]
             ours, theirs = (np.array([np.mean(own[id_]) for id_ in shared]) for own in answers)
-            weights = _compute_problem_weights(
-                [[len(own[id_]) for id_ in shared] for own in answers]
-            )
+            counts = [np.array([len(own[id_]) for id_ in shared]) for own in answers]
+            # Each problem's share of both sides' answers, as whole numbers.
+            weights = counts[0] * counts[1].sum() + counts[1] * counts[0].sum()
+            weights = (weights // np.gcd.reduce(weights)).astype(np.float64)
             gaps = weights * (ours - theirs)
-            low, high = _compute_weighted_interval(gaps, weights)
+            drawn = _bootstrap((gaps, weights), _divide_sums, 0, RESAMPLES, paired=True)
+            low, high = map(float, drawn.confidence_interval)
             mean = float(gaps.sum() / weights.sum())
             found[figure] = ProblemDifference(
                 len(shared), seeds, mean, low, high, compute_permutation_p_value(gaps)
@@ -354,20 +355,7 @@ def _group_values_by_problem(
     return answers
 
 
-def _compute_problem_weights(counts: Sequence[Sequence[int]]) -> Floats:
-    """Each problem's share of both sides' answers, scaled to integers."""
-    one, other = (np.array(own) for own in counts)
-    weights = one * other.sum() + other * one.sum()
-    whole: Floats = (weights // np.gcd.reduce(weights)).astype(np.float64)
-    return whole
-
-
-def _compute_weighted_interval(gaps: Floats, weights: Floats) -> tuple[float, float]:
-    """Percentile bootstrap interval of the weighted mean over problems."""
-
-    def compute_weighted_mean(gap: Floats, weight: Floats, axis: int) -> Floats:
-        mean: Floats = gap.sum(axis=axis) / weight.sum(axis=axis)
-        return mean
-
-    found = _bootstrap((gaps, weights), compute_weighted_mean, 0, RESAMPLES, paired=True)
-    return float(found.confidence_interval.low), float(found.confidence_interval.high)
+def _divide_sums(gaps: Floats, weights: Floats, axis: int) -> Floats:
+    """Weighted means over problems."""
+    means: Floats = gaps.sum(axis=axis) / weights.sum(axis=axis)
+    return means

@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import subprocess
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -114,17 +115,8 @@ def _run_command(*command: str) -> tuple[int, str]:
     return done.returncode, done.stdout.strip()
 
 
-def list_device_names(listing: str, visible: str | None) -> list[str]:
-    """Names of the visible CUDA devices, in CUDA's order.
-
-    Args:
-        listing, visible: as for `list_device_tokens`.
-    """
-    return [name for _, name in _list_visible_devices(listing, visible)]
-
-
-def list_device_tokens(listing: str, visible: str | None) -> list[str]:
-    """CUDA_VISIBLE_DEVICES tokens of the visible CUDA devices, in CUDA's order.
+def list_visible_devices(listing: str, visible: str | None) -> list[tuple[str, str]]:
+    """Token for CUDA_VISIBLE_DEVICES and name of each visible CUDA device, in CUDA's order.
 
     The token of a whole device is its index, even if `visible` has its UUID; the token of a MIG
     device is its UUID.
@@ -134,11 +126,6 @@ def list_device_tokens(listing: str, visible: str | None) -> list[str]:
         visible: value of CUDA_VISIBLE_DEVICES: indices or UUID prefixes; CUDA stops at the first
             invalid one. None if it is unset.
     """
-    return [token for token, _ in _list_visible_devices(listing, visible)]
-
-
-def _list_visible_devices(listing: str, visible: str | None) -> list[tuple[str, str]]:
-    """Token and name of each visible CUDA device."""
     whole = {number: (number, name) for number, name, _ in _GPU.findall(listing)}
     numbers = {uuid: number for number, _, uuid in _GPU.findall(listing)}
     if visible is None:
@@ -166,42 +153,18 @@ def diagnose_devices(
         visible: value of CUDA_VISIBLE_DEVICES; None if it is unset.
         wanted: number of devices that the run needs here.
     """
-    if build.hip is not None:
+    if build.hip is not None or (build.cuda is not None and driver is None):
         return None
-    if build.cuda is None:
-        smi = (
-            "not found"
-            if driver is None or driver.listing is None
-            else _get_first_line(driver.listing)
-        )
+    listing = None if driver is None else driver.listing
+    said = "not found" if listing is None else (listing or "no output").splitlines()[0]
+    need = f"torch {build.version} (built for CUDA {build.cuda})"
+    if build.cuda is None or driver is None:
         return DeviceShortage(
             0,
-            f"torch {build.version} (built without CUDA); nvidia-smi: {smi}",
+            f"torch {build.version} (built without CUDA); nvidia-smi: {said}",
             "install a torch that is built with CUDA, at the same version",
         )
-    if driver is None:
-        return None
-    if lack := _driver_lack(build, driver):
-        return lack
-    everything = list_device_names(driver.listing or "", None)
-    seen = list_device_names(driver.listing or "", visible)
-    if len(seen) >= wanted:
-        return None
-    if len(everything) > len(seen):
-        return DeviceShortage(
-            len(seen),
-            f"{_format_device_counts(everything)}, but CUDA_VISIBLE_DEVICES={visible!r} shows "
-            f"{len(seen)} of them",
-            "unset CUDA_VISIBLE_DEVICES, or list the devices to use",
-        )
-    return DeviceShortage(
-        len(seen), _format_device_counts(seen), "ask for no more ranks than there are devices"
-    )
-
-
-def _driver_lack(build: TorchBuild, driver: NvidiaDriver) -> DeviceShortage | None:
-    need = f"torch {build.version} (built for CUDA {build.cuda})"
-    if driver.listing is None:
+    if listing is None:
         return DeviceShortage(
             0,
             f"{need}, but no NVIDIA driver: nvidia-smi is not installed",
@@ -210,46 +173,33 @@ def _driver_lack(build: TorchBuild, driver: NvidiaDriver) -> DeviceShortage | No
     if not driver.works:
         return DeviceShortage(
             0,
-            f"{need}, but nvidia-smi failed: {_get_first_line(driver.listing)}",
+            f"{need}, but nvidia-smi failed: {said}",
             "load or update NVIDIA's driver until `nvidia-smi` works",
         )
-    if driver.cuda is not None and _parse_major_version(driver.cuda) < _parse_major_version(
-        str(build.cuda)
-    ):
+    if driver.cuda is not None and int(driver.cuda.split(".")[0]) < int(build.cuda.split(".")[0]):
         return DeviceShortage(
             0,
             f"{need}, but the NVIDIA driver supports at most CUDA {driver.cuda}",
             "update NVIDIA's driver, or install a torch built for an older CUDA",
         )
-    return None
-
-
-def _parse_major_version(number: str) -> int:
-    return int(number.split(".")[0])
-
-
-def _get_first_line(text: str) -> str:
-    return text.splitlines()[0] if text else "no output"
-
-
-def _format_device_counts(names: Sequence[str]) -> str:
-    counts = {name: names.count(name) for name in names}
-    return ", ".join(f"{count} × {name}" for name, count in counts.items()) or "no device"
+    everything = [name for _, name in list_visible_devices(listing, None)]
+    count = len(list_visible_devices(listing, visible))
+    if count >= wanted:
+        return None
+    kinds = (f"{number} × {name}" for name, number in Counter(everything).items())
+    found = ", ".join(kinds) or "no device"
+    if len(everything) > count:
+        return DeviceShortage(
+            count,
+            f"{found}, but CUDA_VISIBLE_DEVICES={visible!r} shows {count} of them",
+            "unset CUDA_VISIBLE_DEVICES, or list the devices to use",
+        )
+    return DeviceShortage(count, found, "ask for no more ranks than there are devices")
 
 
 DEVICES = "RLX_DEVICES"
 """Environment variable that lists this machine's devices, such as "cuda:0,cuda:1" or "cpu:0,cpu:1".
 If it is unset, they are the visible CUDA devices, and runs on the CPU do not queue."""
-
-
-def gpus_here(spec: ExperimentSpec) -> int:
-    """Number of GPUs on the supervisor's machine for a run on GPUs; 0 if a job
-    system chooses the machine.
-
-    Raises:
-        EnvironmentFault: the launcher cannot say so here.
-    """
-    return open_launcher(spec.runner, spec.sampler).count_ranks_here()
 
 
 def build_device_request(spec: ExperimentSpec) -> DeviceRequest | None:
@@ -262,7 +212,14 @@ def build_device_request(spec: ExperimentSpec) -> DeviceRequest | None:
     """
     runner = spec.runner
     ranks = open_launcher(runner, spec.sampler).count_ranks_here()
-    listed = _list_devices() if ranks else []
+    listed: list[str] = []
+    if ranks and (configured := os.environ.get(DEVICES)) is not None:
+        listed = [name.strip() for name in configured.split(",") if name.strip()]
+    elif ranks and (driver := query_nvidia_driver()) is not None and driver.works:
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+        listed = [
+            f"cuda:{token}" for token, _ in list_visible_devices(driver.listing or "", visible)
+        ]
     on_cuda = runner.device != "cpu" and any(name.startswith("cuda:") for name in listed)
     kind = "cuda:" if on_cuda or runner.device == "cuda" else "cpu:"
     names = tuple(name for name in listed if name.startswith(kind))
@@ -280,16 +237,3 @@ def build_cuda_environment(taken: Sequence[str]) -> dict[str, str]:
     """Environment variables that make only the allocated CUDA devices visible to a program."""
     names = [name.removeprefix("cuda:") for name in taken if name.startswith("cuda:")]
     return {"CUDA_VISIBLE_DEVICES": ",".join(names)} if names else {}
-
-
-def _list_devices() -> list[str]:
-    configured = os.environ.get(DEVICES)
-    if configured is not None:
-        return [name.strip() for name in configured.split(",") if name.strip()]
-    driver = query_nvidia_driver()
-    if driver is None or not driver.works:
-        return []
-    return [
-        f"cuda:{t}"
-        for t in list_device_tokens(driver.listing or "", os.environ.get("CUDA_VISIBLE_DEVICES"))
-    ]

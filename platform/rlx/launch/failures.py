@@ -104,8 +104,6 @@ def write_failure(folder: RunFolder, error: Exception) -> None:
             "exit_code": 1 if rlx_error is None else rlx_error.exit_code,
             # An rlx error would occur again; a lost connection or device may come back.
             "again": is_registry_away(error) or rlx_error is None,
-            "needs_smaller_batches": is_learner_out_of_memory(error),
-            "lacks_gpu_memory": is_out_of_memory(error),
         },
     )
 
@@ -148,19 +146,10 @@ def is_disk_full(error: BaseException) -> bool:
     return refusal is not None and refusal.errno in _FULL
 
 
-def is_learner_out_of_memory(error: BaseException) -> bool:
-    """Whether a GPU had no memory for a micro-batch: smaller ones may fit, with the same sums."""
-    return is_out_of_memory(error) and not _has_sampled(error)
-
-
-def _has_sampled(error: BaseException) -> bool:
-    frames = traceback.extract_tb(error.__traceback__)
-    return any(Path(frame.filename).parent.name == "sampler" for frame in frames)
-
-
 def _describe_lack_of_memory(error: BaseException) -> str:
     """Names the settings that need less memory, first the one of the stage that failed."""
-    sampled = _has_sampled(error)
+    frames = traceback.extract_tb(error.__traceback__)
+    sampled = any(Path(frame.filename).parent.name == "sampler" for frame in frames)
     helps = ["lower runner.micro_batch_tokens", "set runner.activation_checkpointing: true"]
     helps.insert(0 if sampled else 2, "lower sampler.max_rows")
     stage = "while it sampled" if sampled else "while it computed the learner's part"

@@ -13,19 +13,26 @@ import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from rlx.discovery import import_implementation
 from rlx.errors import EnvironmentFault, PluginError
 from rlx.home import REGISTRY, RunFolder
 from rlx.launch.failures import hold_reserve
-from rlx.launch.processes import find_free_port
+from rlx.launch.processes import child_environment, find_free_port
 from rlx.launch.run_access import load_resolved_spec
-from rlx.launch.submission import child_environment
-from rlx.plugin import SamplerPlugin
 from rlx.spec import ExperimentSpec, RunnerSpec
-from rlx.spec.reading import Diagnostic
-from rlx_registry import DatabaseUnwritableError, Registry, RunRecord, Status
+from rlx_registry import (
+    DatabaseUnwritableError,
+    Registry,
+    RunRecord,
+    Status,
+    forget_supervisor,
+)
+
+if TYPE_CHECKING:
+    from rlx.plugin import SamplerPlugin
+    from rlx.spec.reading import Diagnostic
 
 
 class Launcher(ABC):
@@ -40,10 +47,10 @@ class Launcher(ABC):
 
     reads_input: ClassVar[bool] = False
 
-    def __init__(self, runner: RunnerSpec, sampler: SamplerPlugin | None = None) -> None:
+    def __init__(self, runner: RunnerSpec, sampler: "SamplerPlugin | None" = None) -> None:
         self.runner, self.sampler = runner, sampler
 
-    def check(self) -> Iterator[Diagnostic]:
+    def check(self) -> Iterator["Diagnostic"]:
         """Yields what is wrong on this machine, before a run is recorded."""
         yield from ()
 
@@ -133,7 +140,7 @@ class JobLauncher(Launcher):
         return 0
 
 
-def open_launcher(runner: RunnerSpec, sampler: SamplerPlugin | None = None) -> Launcher:
+def open_launcher(runner: RunnerSpec, sampler: "SamplerPlugin | None" = None) -> Launcher:
     """Returns the launcher that the section `runner` names.
 
     Args:
@@ -198,6 +205,7 @@ def submit_job(registry: Registry, run: RunRecord, registry_url: str) -> None:
     aside = folder.job.with_suffix(f".{os.getpid()}")
     aside.write_text(json.dumps({"job": job}))
     aside.replace(folder.job)
+    forget_supervisor(folder.root)  # which was this process
     message = f"submitted to {launcher.title} as job {job}"
     registry.results.add_event(run.id, spec.runner.launcher.kind, message, {"job": job})
 

@@ -27,29 +27,17 @@ from pathlib import Path
 from secrets import SystemRandom
 from threading import current_thread, main_thread
 from types import FrameType
-from typing import Any, NamedTuple, TextIO
+from typing import Any, TextIO
 
 import psutil
 
 from rlx.errors import EnvironmentFault
-from rlx.home import RunFolder
+from rlx.home import RunFolder, get_rlx_home
 from rlx.text import format_timestamp
-from rlx_registry import (
-    HEARTBEAT_LIMIT,
-    RunRecord,
-    is_supervisor_alive,
-    is_supervisor_in_other_container,
-)
+from rlx_registry import RunRecord, is_supervisor_alive
 
 _RANK = "rlx.launch.rank"
 """Module on the command lines of ranks, and of a torchrun that starts them."""
-
-
-_COMMAND_LOOKS = 200
-
-
-_COMMAND_PAUSE = 0.01
-"""Looks at a process without a command line, and seconds between them."""
 
 
 def this_machine() -> str:
@@ -70,8 +58,7 @@ def is_abandoned(run: RunRecord) -> bool:
 
     On other machines, a run is lost when its heartbeat stops (see `effective_status`).
     """
-    lost = run.effective_status == "lost"
-    return lost or is_half_made(run) or has_lost_supervisor(run)
+    return run.effective_status == "lost" or has_lost_supervisor(run)
 
 
 def has_lost_supervisor(run: RunRecord) -> bool:
@@ -82,38 +69,7 @@ def has_lost_supervisor(run: RunRecord) -> bool:
     """
     if run.status not in ("queued", "submitted", "running") or run.pid is None or is_job(run):
         return False
-    alive = None if run.status == "queued" else is_supervisor_alive(run.directory)
-    if alive is None:
-        alive = run.host not in (None, this_machine()) or is_supervised(run)
-        alive = alive or is_supervisor_in_other_container(run.directory)
-    return not alive
-
-
-def is_half_made(run: RunRecord) -> bool:
-    """Whether a run was recorded, but its submission was killed before its folder was complete.
-
-    Versions of rlx that recorded a run first could leave such runs.
-    """
-    if run.status not in ("queued", "submitted") or time.time() - run.created < HEARTBEAT_LIMIT:
-        return False
-    if run.directory is None:
-        return True
-    folder = RunFolder(Path(run.directory))
-    return folder.root.is_dir() and not folder.resolved_spec.exists()
-
-
-def is_supervised(run: RunRecord) -> bool:
-    """Whether a run's process is alive: its supervisor, or the submission that starts it."""
-    if run.pid is None or is_supervisor(run.pid, run.id):
-        return run.pid is not None
-    if run.status == "running" or run.attempt:
-        return False
-    try:
-        process = psutil.Process(run.pid)  # of the submission, unless its id was used again
-        alive = process.status() != psutil.STATUS_ZOMBIE
-        return bool(alive and process.create_time() <= run.created)
-    except psutil.Error:
-        return False
+    return is_supervisor_alive(run.directory) is False
 
 
 def is_job(run: RunRecord) -> bool:
@@ -122,16 +78,9 @@ def is_job(run: RunRecord) -> bool:
 
 
 def is_supervisor(pid: int, run_id: str) -> bool:
-    """Whether `pid` is alive and still the supervisor of that run: process ids are reused.
-
-    A process has no command line for the moment in which it becomes another program.
-    """
+    """Whether `pid` is alive and still the supervisor of that run: process ids are reused."""
     try:
-        process = psutil.Process(pid)
-        command, looks = process.cmdline(), _COMMAND_LOOKS
-        while not command and looks:
-            time.sleep(_COMMAND_PAUSE)
-            command, looks = process.cmdline(), looks - 1
+        command = psutil.Process(pid).cmdline()
     except psutil.Error:
         return False
     return "rlx.launch.supervisor" in command and run_id in command
@@ -217,11 +166,8 @@ def delay_interrupts() -> Iterator[None]:
         signal.raise_signal(late)
 
 
-_SHARED_MEMORY = Path("/dev/shm")
-
-
-_FOLDER_NAME = re.compile(r"rlx-[0-9a-f]{10}-\d+-\w{8}")
-"""Names of temporary folders."""
+_FOLDER_NAME = re.compile(r"rlx-([0-9a-f]{10})-(\d+)-\w{8}")
+"""Names of temporary folders: the mark of a run, and the id of the process that made it."""
 
 
 @contextmanager
@@ -233,13 +179,13 @@ def open_temporary_folder(run: RunFolder) -> Iterator[dict[str, str]]:
     Yields:
         The environment variables that make the ranks use it.
     """
-    _remove_abandoned(run)
-    folder = Path(tempfile.mkdtemp(prefix=f"{_build_mark(run)}{os.getpid()}-"))
+    mark = hashlib.sha256(os.fsencode(run.root)).hexdigest()[:10]
+    _remove_leftovers(mark)
+    folder = tempfile.mkdtemp(prefix=f"rlx-{mark}-{os.getpid()}-")
     try:
-        yield {"TMPDIR": str(folder)}
+        yield {"TMPDIR": folder}
     finally:
-        _remove_leftovers(folder.name)
-        _remove_abandoned(run)  # of peers on this machine that were killed meanwhile
+        _remove_leftovers(mark)
 
 
 def name_semaphores() -> None:
@@ -255,40 +201,39 @@ def remove_temporary_folder() -> None:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _remove_abandoned(run: RunFolder) -> None:
-    for name in _find_names(run):
-        if has_ended(int(name.split("-")[2])):
-            _remove_leftovers(name)
-
-
-def _find_names(run: RunFolder) -> set[str]:
-    """Names of the temporary folders of the run of which this machine still has something."""
-    name = re.compile(rf"{_build_mark(run)}\d+-\w{{8}}")
-    return {
-        found[0] for path in _find_leftovers(_build_mark(run)) if (found := name.search(path.name))
-    }
-
-
-def _find_leftovers(name: str) -> Iterator[Path]:
-    """Files and folders whose names contain `name`."""
-    for place in (Path(tempfile.gettempdir()), _SHARED_MEMORY):
-        yield from place.glob(f"*{name}*")
-
-
-def _remove_leftovers(name: str) -> None:
-    """Removes a temporary folder and what is named by it, of processes that have ended."""
-    for path in _find_leftovers(name):
-        with suppress(OSError):  # another user's, or gone
-            if path.lstat().st_uid != os.getuid():
+def _remove_leftovers(mark: str) -> None:
+    """Removes temporary folders, and what is named by them, of this process and of ended ones."""
+    for place in (Path(tempfile.gettempdir()), Path("/dev/shm")):
+        for path in place.glob(f"*rlx-{mark}-*"):
+            name = _FOLDER_NAME.search(path.name)
+            if name is None or not (int(name[2]) == os.getpid() or has_ended(int(name[2]))):
                 continue
-            if path.is_dir() and not path.is_symlink():
-                shutil.rmtree(path, ignore_errors=True)
-            else:
-                path.unlink()
+            with suppress(OSError):  # another user's, or gone
+                if path.is_dir() and not path.is_symlink():
+                    shutil.rmtree(path, ignore_errors=True)
+                else:
+                    path.unlink()
 
 
-def _build_mark(run: RunFolder) -> str:
-    return f"rlx-{hashlib.sha256(os.fsencode(run.root)).hexdigest()[:10]}-"
+KERNELS = "TORCHINDUCTOR_CACHE_DIR"
+"""Where torch keeps what it compiles. Importing its compiler sets it, which a plugin may do."""
+_USER_CHOSE_KERNELS = KERNELS in os.environ
+
+
+def child_environment() -> dict[str, str]:
+    """Environment of the supervisor and ranks: quiet libraries, passively waiting threads."""
+    own = {k: v for k, v in os.environ.items() if k != KERNELS or _USER_CHOSE_KERNELS}
+    return {
+        **own,
+        "RLX_HOME": str(get_rlx_home()),
+        "OMP_WAIT_POLICY": "PASSIVE",
+        "PYTHONUNBUFFERED": "1",
+        "PYTHONWARNINGS": "ignore",
+        "TOKENIZERS_PARALLELISM": "false",
+        "TRANSFORMERS_VERBOSITY": "error",
+        "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+        "TORCH_CPP_LOG_LEVEL": "ERROR",
+    }
 
 
 TIMESTAMP = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d  "
@@ -329,32 +274,18 @@ LAUNCHER_GRACE = 30.0
 """Seconds that a launcher has to end its ranks on all machines once its input has ended."""
 
 
-class StartCommand(NamedTuple):
-    """A command that starts a rank, or the launcher of all ranks.
-
-    Attributes:
-        command: program and arguments.
-        environment: variables in addition to those that all ranks have in common.
-    """
-
-    command: Sequence[str]
-    environment: Mapping[str, str] = {}
-
-
 class RankProcesses:
     """The ranks of an attempt, or the one launcher of all of them; each leads a process group.
 
     Args:
-        commands: what to start.
-        common: environment of all of them.
+        commands: what to start, and its environment.
         are_ranks: whether each command is a rank, so that its exit code is the rank's.
         reads_input: whether the command is a launcher that reads its input, see this module.
     """
 
     def __init__(
         self,
-        commands: Sequence[StartCommand],
-        common: Mapping[str, str],
+        commands: Sequence[tuple[Sequence[str], Mapping[str, str]]],
         *,
         are_ranks: bool,
         reads_input: bool = False,
@@ -363,13 +294,13 @@ class RankProcesses:
         self._failure: int | None = None
         self._processes: list[subprocess.Popen[bytes]] = []
         try:
-            for command, own in commands:
+            for command, environment in commands:
                 self._processes.append(
                     subprocess.Popen(
                         command,
                         stdin=subprocess.PIPE if reads_input else subprocess.DEVNULL,
                         start_new_session=True,
-                        env={**common, **own},
+                        env=environment,
                     )
                 )
         except OSError:

@@ -26,7 +26,9 @@ SUPERVISOR_CHECK_INTERVAL = 2.0
 def main(folder: str, run_id: str) -> int:
     """Runs this rank; if it fails, writes the reason to a file for the supervisor."""
     faulthandler.register(signal.SIGUSR1)  # the supervisor asks a hung rank for its stacks
-    _name_semaphores()
+    from rlx.launch.processes import name_semaphores
+
+    name_semaphores()
     supervisor = int(os.environ["RLX_SUPERVISOR"])
     watch = threading.Thread(target=_exit_without_supervisor, args=(supervisor,), daemon=True)
     watch.start()
@@ -41,12 +43,6 @@ def main(folder: str, run_id: str) -> int:
         _explain_lack_of_memory(Path(folder), error)
         return 1
     return 0
-
-
-def _name_semaphores() -> None:
-    from rlx.launch.processes import name_semaphores
-
-    name_semaphores()
 
 
 def _explain_lack_of_memory(folder: Path, error: Exception) -> None:
@@ -98,47 +94,29 @@ def keep_compiled_kernels() -> None:
             os.environ.setdefault(KERNELS, str(folder))
 
 
-def _import_libraries(*, on_cpu: bool) -> None:
-    """Imports what a rank needs, which takes longer than all else before its first step."""
+def _run_rank(folder: Path, run_id: str) -> None:
+    from rlx.home import ATTEMPT, REGISTRY, RunFolder
     from rlx.importing import speed_up_imports
+    from rlx.launch.run_access import load_resolved_spec, require_same_data
+    from rlx.progress import ProgressFile
 
-    with speed_up_imports():
+    paths = RunFolder(folder)
+    is_first = os.environ.get("RANK", "0") == "0"
+    progress = ProgressFile(paths.progress if is_first else None)
+    keep_compiled_kernels()
+    progress.show_activity("libraries")
+    spec = load_resolved_spec(paths)
+    with speed_up_imports():  # which take longer than all else before the first step
         import torch
 
-        if on_cpu or not torch.cuda.is_available():
+        if spec.runner.device == "cpu" or not torch.cuda.is_available():
             os.environ["DS_ACCELERATOR"] = "cpu"
 
         from rlx.learner import join_ranks
-        from rlx.record import Recorder
-        from rlx.run import run_experiment
+        from rlx.record import Recorder, retry_registry_call
+        from rlx.run import RunStopped, StopRequest, record_allocations, run_experiment
         from rlx_registry import Registry
-    _ = join_ranks, Recorder, run_experiment, Registry
-
-
-def _show_activity(folder: Path, what: str) -> None:
-    """Shows what the first rank does before it trains."""
-    from rlx.home import RunFolder
-    from rlx.progress import ProgressFile
-
-    is_first = os.environ.get("RANK", "0") == "0"
-    ProgressFile(RunFolder(folder).progress if is_first else None).show_activity(what)
-
-
-def _run_rank(folder: Path, run_id: str) -> None:
-    from rlx.home import ATTEMPT, REGISTRY, RunFolder
-    from rlx.launch.run_access import load_resolved_spec, require_same_data
-
-    paths = RunFolder(folder)
-    keep_compiled_kernels()
-    _show_activity(folder, "libraries")
-    spec = load_resolved_spec(paths)
-    _import_libraries(on_cpu=spec.runner.device == "cpu")
-    from rlx.learner import join_ranks
-    from rlx.record import Recorder, retry_registry_call
-    from rlx.run import RunStopped, StopRequest, record_allocations, run_experiment
-    from rlx_registry import Registry
-
-    _show_activity(folder, "ranks")
+    progress.show_activity("ranks")
     ranks, stop = join_ranks(spec.runner), StopRequest()
     if os.environ.get(MEMORY_HISTORY) and ranks.device.type == "cuda":
         record_allocations()

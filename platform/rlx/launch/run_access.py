@@ -16,10 +16,18 @@ import rlx.errors
 import rlx_registry
 from rlx.errors import RlxError, SpecError
 from rlx.home import DEFAULT_REGISTRY, RunFolder, format_path, get_rlx_home, tracking_url
-from rlx.launch.failures import convert_to_rlx_error
+from rlx.launch.failures import convert_to_rlx_error, describe_error
 from rlx.launch.processes import list_live_ranks
 from rlx.text import escape_unprintable
-from rlx_registry import ENDED, NotFoundError, Registry, RunRecord, Status
+from rlx_registry import (
+    ENDED,
+    RESUMED,
+    NotFoundError,
+    Registry,
+    RegistryDatabaseError,
+    RunRecord,
+    Status,
+)
 
 if TYPE_CHECKING:
     from rlx.spec import ExperimentSpec
@@ -99,37 +107,12 @@ def _prepare_registry_file(url: str, read_only: bool) -> str:
 
 
 def is_spec_of_run(spec: "ExperimentSpec", run: RunRecord) -> bool:
-    """Whether an experiment is a run's, apart from what does not affect results, and from what it
-    does with prompts that are too long: see `require_same_past`."""
+    """Whether an experiment is a run's, apart from what does not affect results."""
     from rlx.spec import ExperimentSpec
 
-    if spec.digest == run.digest:
-        return spec.seed == run.seed
-    recorded = ExperimentSpec.from_record(run.spec)
-    rule = {"max_prompt_tokens": recorded.rollout.max_prompt_tokens}
-    same = spec.model_copy(update={"rollout": spec.rollout.model_copy(update=rule)})
-    return spec.seed == run.seed and same.digest in (run.digest, recorded.digest)
-
-
-def require_same_past(spec: "ExperimentSpec", run: RunRecord) -> None:
-    """Checks that another rule for prompts that are too long would have changed nothing so far.
-
-    A run that ends at such a prompt has had none, so it may go on without it.
-
-    Raises:
-        SpecError: the run dropped prompts, or would have.
-    """
-    from rlx.spec import ExperimentSpec
-
-    recorded = ExperimentSpec.from_record(run.spec).rollout.max_prompt_tokens
-    rule = spec.rollout.max_prompt_tokens
-    if rule == recorded:
-        return
-    if recorded is not None or rule is None or rule.limit is not None:
-        raise SpecError(
-            f"{run.id} would be another experiment: rollout.max_prompt_tokens can only become "
-            "`{}`, and only where it was null"
-        )
+    if spec.seed != run.seed:
+        return False
+    return spec.digest == run.digest or spec.digest == ExperimentSpec.from_record(run.spec).digest
 
 
 def require_same_data(run: RunRecord) -> None:
@@ -199,6 +182,31 @@ def end_orphaned_run(registry: Registry, run: RunRecord, status: Status, reason:
     if registry.run(run.id).status in ENDED:  # no other process has taken the run over
         folder.reserve.unlink(missing_ok=True)
     return True
+
+
+@contextmanager
+def fail_unless_started(registry: Registry, run_id: str) -> Iterator[None]:
+    """Marks a run as failed if the code that should start it raises."""
+    try:
+        yield
+    except Exception as error:
+        rlx_error = convert_to_rlx_error(error)
+        code = 1 if rlx_error is None else rlx_error.exit_code
+        with suppress(RegistryDatabaseError):  # the original error is more useful
+            if directory := registry.run(run_id).directory:
+                RunFolder(Path(directory)).reserve.unlink(missing_ok=True)
+            registry.results.add_event(
+                run_id, "failed", describe_error(error), {"exit_code": code}, "error"
+            )
+            registry.transition(run_id, {"queued", "submitted"}, "failed", describe_error(error))
+        raise
+
+
+def attempts_used(registry: Registry, run_id: str) -> int:
+    """Number of attempts since a run was submitted, or last resumed by a user."""
+    changes = registry.history(run_id)
+    before = [change.attempt for change in changes if change.reason == RESUMED]
+    return changes[-1].attempt - (before[-1] if before else 0)
 
 
 def find_runs(registry: Registry, ids: Iterable[str]) -> list[RunRecord]:
@@ -311,9 +319,10 @@ def remove_run_data(registry: Registry, removal: Removal) -> None:
     from rlx.record import open_senders
 
     run = registry.run(removal.run.id)
-    if run.attempt != removal.run.attempt or run.effective_status not in ENDED:
-        raise SpecError(f"{run.id} has been started again: nothing of it was removed")
-    if run.status not in ENDED and not _record_loss(registry, run):
+    has_ended = run.attempt == removal.run.attempt and run.effective_status in ENDED
+    if has_ended and run.status not in ENDED:  # it is lost, which nobody has recorded yet
+        has_ended = registry.transition(run.id, {run.status}, "lost", KILLED, seen=run)
+    if not has_ended:
         raise SpecError(f"{run.id} has been started again: nothing of it was removed")
     for sender in open_senders(registry, run):
         if sender.kind in removal.trackers:
@@ -324,11 +333,6 @@ def remove_run_data(registry: Registry, removal: Removal) -> None:
         registry.delete_rollouts(run.id)
     for path in removal.files:
         shutil.rmtree(path) if path.is_dir() else path.unlink()
-
-
-def _record_loss(registry: Registry, run: RunRecord) -> bool:
-    """Records that a run is lost, which nobody has yet; False if a worker was faster."""
-    return registry.transition(run.id, {run.status}, "lost", KILLED, seen=run)
 
 
 def _measure_size(path: Path) -> int:

@@ -195,15 +195,11 @@ def main(folder: str, run_id: str, ranks: str, nodes: str, port: str) -> int:
     command = build_torchrun_command(place, int(ranks), Path(folder), run_id)
     paths = RunFolder(Path(folder))
     with open_temporary_folder(paths) as temporary:
-        return _run_torchrun(command, _build_environment(address, temporary), paths, signals)
-
-
-def _build_environment(address: str, temporary: Mapping[str, str]) -> dict[str, str]:
-    environment = {**os.environ, **temporary, "RLX_SUPERVISOR": str(os.getpid())}
-    if interface := find_network_interface(address):
-        # gloo uses the address of the host name, which may not resolve or may be loopback.
-        environment.setdefault("GLOO_SOCKET_IFNAME", interface)
-    return environment
+        environment = {**os.environ, **temporary, "RLX_SUPERVISOR": str(os.getpid())}
+        if interface := find_network_interface(address):
+            # gloo uses the address of the host name, which may not resolve or may be loopback.
+            environment.setdefault("GLOO_SOCKET_IFNAME", interface)
+        return _run_torchrun(command, environment, paths, signals)
 
 
 def _run_torchrun(

@@ -26,12 +26,13 @@ from rlx.launch.run_access import (
     BROKEN_OFF,
     KILLED,
     end_orphaned_run,
+    fail_unless_started,
     load_resolved_spec,
     locate_run_folder,
     open_registry,
     put_spec,
 )
-from rlx.launch.submission import fail_unless_started, registry_url, start_supervisor, submit_run
+from rlx.launch.submission import registry_url, start_supervisor, submit_run
 from rlx.progress import Progress, Report, log_report, read_progress
 from rlx.spec import ExperimentSpec
 from rlx.spec.reading import LoadedSpec
@@ -44,6 +45,7 @@ from rlx_registry import (
     Status,
     find_changed_plugins,
     forget_supervisor,
+    record_supervisor,
 )
 
 
@@ -114,7 +116,8 @@ def start_experiment(
     if not created and _is_over(registry, run):
         run, created = record()
     if created and (job or not queue):
-        launch_run(registry, run, registry_url(read))
+        with fail_unless_started(registry, run.id):
+            _launch_run(registry, run, registry_url(read), is_job=job)
     return run, created
 
 
@@ -173,24 +176,6 @@ def _request_run_stop(registry: Registry, run: RunRecord, report: Report) -> Non
         report(f"{run.id}: asked to stop (repeat to stop it immediately)")
 
 
-def attempts_used(registry: Registry, run_id: str) -> int:
-    """Number of attempts since a run was submitted, or last resumed by a user."""
-    changes = registry.history(run_id)
-    before = [change.attempt for change in changes if change.reason == RESUMED]
-    return changes[-1].attempt - (before[-1] if before else 0)
-
-
-def launch_run(registry: Registry, run: RunRecord, registry_url: str) -> None:
-    """Starts the supervisor of a new run here, or submits a queued run as a job."""
-    with fail_unless_started(registry, run.id):
-        if run.status == "queued":
-            submit_job(registry, run, registry_url)
-        else:
-            registry.update_run(
-                run.id, pid=start_supervisor(run, registry_url), host=this_machine()
-            )
-
-
 def start_job(registry: Registry, run: RunRecord, registry_url: str) -> None:
     """Submits a run as a job if it needs one: it was just recorded here, the process that has
     recorded it was killed, or its job was lost. Does nothing for a run that is no job.
@@ -205,91 +190,56 @@ def start_job(registry: Registry, run: RunRecord, registry_url: str) -> None:
     run = reconcile_job(registry, run)
     is_ours = run.pid is None or (run.pid == os.getpid() and run.host == this_machine())
     if run.status == "lost":
-        continue_run(registry, run, registry_url, None)
+        continue_run(registry, run, registry_url)
     elif run.status == "queued" and not is_job(run) and (is_ours or has_lost_supervisor(run)):
         registry.update_run(run.id, pid=os.getpid(), host=this_machine())
+        record_supervisor(folder.root, os.getpid())
         submit_job(registry, run, registry_url)
 
 
 def continue_run(
-    registry: Registry, run: RunRecord, registry_url: str, changed: ExperimentSpec | None
+    registry: Registry,
+    run: RunRecord,
+    registry_url: str,
+    changed: ExperimentSpec | None = None,
+    reason: str = RESUMED,
 ) -> bool:
-    """Resumes a run where its launcher puts it: on this machine, or as a job.
+    """Starts a run again where its launcher puts it: on this machine, or as a job.
 
     Args:
         changed: the experiment with other ranks, devices or engine; None if it is unchanged.
+        reason: is recorded.
 
     Returns:
-        False if the run has been taken over or ended elsewhere in the meantime.
+        False if the run has been taken over or ended elsewhere since it was read.
     """
     folder = locate_run_folder(run)
-    spec = changed or load_resolved_spec(folder)
-    if not spec.runner.launcher.submits_jobs:
-        return take_over_run(registry, run, registry_url, RESUMED, changed) is not None
+    is_job = (changed or load_resolved_spec(folder)).runner.launcher.submits_jobs
     with delay_interrupts():
-        if not _claim_run(registry, run, folder, "queued", RESUMED):
-            return False
+        with registry.write_atomically():
+            status: Status = "queued" if is_job else "submitted"
+            if not registry.transition(run.id, {run.status}, status, reason, seen=run):
+                return False
+            # Before others see the new status, in which the next one would be taken for dead.
+            forget_supervisor(folder.root)
         with fail_unless_started(registry, run.id):
+            for pid in list_live_ranks(folder.root):  # left by a supervisor that was killed
+                with suppress(ProcessLookupError, PermissionError):
+                    os.kill(pid, signal.SIGKILL)
             leave_job(registry, run, folder)  # whose state must not count any more
             if changed is not None:
                 put_spec(folder, changed)
             hold_reserve(folder.reserve)
-            submit_job(registry, run, registry_url)
+            _launch_run(registry, run, registry_url, is_job=is_job)
     return True
 
 
-def take_over_run(
-    registry: Registry,
-    run: RunRecord,
-    registry_url: str,
-    reason: str,
-    changed: ExperimentSpec | None = None,
-) -> int | None:
-    """Starts a supervisor for a run on this machine.
-
-    Returns:
-        Its process id; None if the run has been taken over or ended elsewhere in the meantime.
-    """
-    folder = locate_run_folder(run)
-    with delay_interrupts():
-        if not _claim_run(registry, run, folder, "submitted", reason):
-            return None
-        return _start_claimed_run(registry, run, folder, registry_url, changed)
-
-
-def _claim_run(
-    registry: Registry, run: RunRecord, folder: RunFolder, status: Status, reason: str
-) -> bool:
-    """Moves a run to a status, unless something has happened to it since it was read.
-
-    The earlier supervisor is forgotten before others see the new status, in which the next one
-    would be taken for dead until it has started.
-    """
-    with registry.write_atomically():
-        claimed = registry.transition(run.id, {run.status}, status, reason, seen=run)
-        if claimed:
-            forget_supervisor(folder.root)
-    return claimed
-
-
-def _start_claimed_run(
-    registry: Registry,
-    run: RunRecord,
-    folder: RunFolder,
-    registry_url: str,
-    changed: ExperimentSpec | None,
-) -> int:
-    with fail_unless_started(registry, run.id):
-        for pid in list_live_ranks(folder.root):  # left by a supervisor that was killed
-            with suppress(ProcessLookupError, PermissionError):
-                os.kill(pid, signal.SIGKILL)
-        leave_job(registry, run, folder)
-        if changed is not None:
-            put_spec(folder, changed)
-        hold_reserve(folder.reserve)
+def _launch_run(registry: Registry, run: RunRecord, registry_url: str, *, is_job: bool) -> None:
+    if is_job:
+        submit_job(registry, run, registry_url)
+    else:
         pid = start_supervisor(run, registry_url)
         registry.update_run(run.id, pid=pid, host=this_machine())
-    return pid
 
 
 LOOK_INTERVAL = 0.3
@@ -319,21 +269,6 @@ def watch_run(
         TimeoutError: the run has not ended in time; it goes on.
     """
     until = None if timeout is None else clock.now() + timeout
-    run = _wait_for_end(run_id, url, show, until, clock)
-    while has_lost_supervisor(run):
-        run = _record_lost_run(run, url)
-        if run.status not in ENDED:  # another process took the run over, and it continues
-            run = _wait_for_end(run_id, url, show, until, clock)
-    return run
-
-
-def _wait_for_end(
-    run_id: str,
-    url: str,
-    show: Callable[[Progress], None],
-    until: float | None,
-    clock: Clock,
-) -> RunRecord:
     last_query = clock.now()
     with open_registry(url) as registry:
         while True:
@@ -343,17 +278,17 @@ def _wait_for_end(
             stage = read_progress(RunFolder(Path(run.directory or "")).progress)
             if stage is not None:
                 show(stage)
+            if has_lost_supervisor(run):
+                run = _record_lost_run(run, url)
             if run.effective_status in ENDED:
                 return run
-            if is_abandoned(run) and registry.run(run_id).status == run.status:
-                return run  # and it did not end in between
             if until is not None and clock.now() >= until:
                 raise TimeoutError(f"{run_id} has not ended: it is {run.effective_status}")
             clock.pause(LOOK_INTERVAL)
 
 
 def _record_lost_run(run: RunRecord, url: str) -> RunRecord:
-    """Records a run as lost, since its dead supervisor cannot."""
+    """Records a run as lost, since its dead supervisor cannot; returns what has become of it."""
     ended = "was killed" if run.status == "running" else "ended before the run had begun"
     reason = f"its supervisor, process {run.pid}, {ended}"
     with open_registry(url, read_only=False) as registry:

@@ -13,8 +13,8 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import PackageNotFoundError, requires, version
@@ -30,10 +30,10 @@ from rlx.checkpoint import copy_origin, pin_checkpoint
 from rlx.discovery import ExperimentPlugins, list_plugin_records
 from rlx.home import REGISTRY, RunFolder, get_rlx_home, tracking_url
 from rlx.importing import source_digest
-from rlx.launch.failures import convert_to_rlx_error, describe_error, hold_reserve
-from rlx.launch.processes import has_ended, this_machine
+from rlx.launch.failures import hold_reserve
+from rlx.launch.processes import child_environment, has_ended, this_machine
 from rlx.launch.run_access import put_spec
-from rlx.model import Vocabulary, choose_run_vocabulary
+from rlx.model import choose_run_vocabulary
 from rlx.plugin_files import keep_for_runs
 from rlx.spec import TrackingSpec
 from rlx.spec.reading import LoadedSpec
@@ -41,15 +41,10 @@ from rlx_registry import (
     BLOCKING,
     ENDED,
     Registry,
-    RegistryDatabaseError,
     RunRecord,
     find_changed_plugins,
     record_supervisor,
 )
-
-KERNELS = "TORCHINDUCTOR_CACHE_DIR"
-"""Where torch keeps what it compiles. Importing its compiler sets it, which a plugin may do."""
-_USER_CHOSE_KERNELS = KERNELS in os.environ
 
 UNRECORDED = ".unrecorded-"
 """Name prefix of folders of runs that are not recorded yet, or were never recorded."""
@@ -103,7 +98,13 @@ def submit_run(
     prefix = f"{UNRECORDED}{this_machine()}-{os.getpid()}-"
     with tempfile.TemporaryDirectory(dir=runs, prefix=prefix, ignore_cleanup_errors=True) as aside:
         staged = RunFolder(Path(aside) / "run")
-        _fill_folder(registry, staged, read, choose_run_vocabulary(spec, plugins))
+        staged.root.mkdir()
+        if (vocabulary := choose_run_vocabulary(spec, plugins)) is not None:
+            vocabulary.save(staged.tokenizer)
+        hold_reserve(staged.reserve)
+        staged.yaml.write_text(read.document.whole_text)
+        copy_origin(registry, spec, staged)
+        put_spec(staged, spec)
         if anyway:
             staged.anyway.touch()
         with registry.write_atomically():
@@ -139,18 +140,6 @@ def describe_new_run(registry: Registry, run: RunRecord) -> str | None:
     return None
 
 
-def _fill_folder(
-    registry: Registry, folder: RunFolder, read: LoadedSpec, vocabulary: Vocabulary | None
-) -> None:
-    folder.root.mkdir()
-    if vocabulary is not None:
-        vocabulary.save(folder.tokenizer)
-    hold_reserve(folder.reserve)
-    folder.yaml.write_text(read.document.whole_text)
-    copy_origin(registry, read.spec, folder)
-    put_spec(folder, read.spec)
-
-
 def _remove_unrecorded(runs: Path) -> None:
     """Removes the folders of this machine's submissions that were killed."""
     for folder in runs.glob(f"{UNRECORDED}{this_machine()}-*"):
@@ -164,6 +153,7 @@ def _record_folder(registry: Registry, run: RunRecord, read: LoadedSpec, folder:
     starter: dict[str, str | int] = {}
     if is_job or run.status == "submitted":  # until it is started, the run is this process's
         starter = {"pid": os.getpid(), "host": this_machine()}
+        record_supervisor(folder.root, os.getpid())
     registry.update_run(
         run.id,
         directory=folder.root,
@@ -187,24 +177,6 @@ def _place_folder(staged: Path, runs: Path, run_id: str) -> RunFolder:
             if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
                 raise
     raise AssertionError("there is always another number")
-
-
-@contextmanager
-def fail_unless_started(registry: Registry, run_id: str) -> Iterator[None]:
-    """Marks a run as failed if the code that should start it raises."""
-    try:
-        yield
-    except Exception as error:
-        rlx_error = convert_to_rlx_error(error)
-        code = 1 if rlx_error is None else rlx_error.exit_code
-        with suppress(RegistryDatabaseError):  # the original error is more useful
-            if directory := registry.run(run_id).directory:
-                RunFolder(Path(directory)).reserve.unlink(missing_ok=True)
-            registry.results.add_event(
-                run_id, "failed", describe_error(error), {"exit_code": code}, "error"
-            )
-            registry.transition(run_id, {"queued", "submitted"}, "failed", describe_error(error))
-        raise
 
 
 def start_supervisor(run: RunRecord, registry_url: str) -> int:
@@ -232,61 +204,34 @@ def start_supervisor(run: RunRecord, registry_url: str) -> int:
     return process.pid
 
 
-def child_environment() -> dict[str, str]:
-    """Environment of the supervisor and ranks: quiet libraries, passively waiting threads."""
-    own = {k: v for k, v in os.environ.items() if k != KERNELS or _USER_CHOSE_KERNELS}
-    return {
-        **own,
-        "RLX_HOME": str(get_rlx_home()),
-        "OMP_WAIT_POLICY": "PASSIVE",
-        "PYTHONUNBUFFERED": "1",
-        "PYTHONWARNINGS": "ignore",
-        "TOKENIZERS_PARALLELISM": "false",
-        "TRANSFORMERS_VERBOSITY": "error",
-        "HF_HUB_DISABLE_PROGRESS_BARS": "1",
-        "TORCH_CPP_LOG_LEVEL": "ERROR",
-    }
-
-
 def collect_environment_versions() -> dict[str, Any]:
     """Versions of Python, the platform and the packages that a run here would use."""
-    found: dict[str, str | None] = {}
-    for name in PACKAGES:
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            found[name] = None
     return {
         "python": platform.python_version(),
         "platform": platform.platform(),
         "cpus": os.cpu_count(),
-        "packages": found,
+        "packages": {name: _find_version(name) for name in PACKAGES},
     }
 
 
 def collect_code_version() -> dict[str, Any]:
     """rlx's version, a digest of its sources, and its commit if it runs from a checkout."""
-    root = Path(rlx.__file__).parent
+    root, described = Path(rlx.__file__).parent, ""
+    describe = ["describe", "--always", "--exclude=*", "--abbrev=40", "--dirty"]
+    with suppress(FileNotFoundError):  # there is no git
+        described = subprocess.run(
+            ["git", "-C", str(root), *describe],
+            capture_output=True,
+            text=True,
+            check=False,
+            start_new_session=True,  # Ctrl-C in the terminal must not end it
+        ).stdout.strip()
     return {
         "version": rlx.__version__,
         "sources": source_digest(root / "__init__.py")[:16],
-        "commit": _run_git(root, "rev-parse", "HEAD"),
-        "modified": bool(_run_git(root, "status", "--porcelain", "--untracked-files=no")),
+        "commit": described.removesuffix("-dirty") or None,
+        "modified": described.endswith("-dirty"),
     }
-
-
-def _run_git(folder: Path, *arguments: str) -> str | None:
-    """Output of a git command; None without git, or if the command fails."""
-    if shutil.which("git") is None:
-        return None
-    done = subprocess.run(
-        ["git", "-C", str(folder), *arguments],
-        capture_output=True,
-        text=True,
-        check=False,
-        start_new_session=True,  # Ctrl-C in the terminal must not end it
-    )
-    return done.stdout.strip() if done.returncode == 0 else None
 
 
 def registry_url(read: LoadedSpec) -> str:
@@ -320,36 +265,32 @@ class Package:
         return f"pip install '{self.name}{self.range}'"
 
 
+_DEVELOPMENT = ("dev", "lint", "release", "system", "test")
+"""Extras for work on rlx itself."""
+
+
 @cache
 def list_packages() -> Mapping[str, Package]:
     """Requirements of rlx on this platform by name, core before extras; development is left out."""
     found: dict[str, Package] = {}
-    for line in requires("rlx") or ():
-        requirement = Requirement(line)
-        name = canonicalize_name(requirement.name)
-        extra = _find_extra(requirement)
+    for requirement in map(Requirement, requires("rlx") or ()):
+        name, extra, marker = canonicalize_name(requirement.name), "", requirement.marker
+        if marker is not None and not marker.evaluate({"extra": ""}):
+            named = re.search(r"extra == ['\"]([^'\"]+)", str(marker))
+            if named is None or not marker.evaluate({"extra": named[1]}):
+                continue  # for another platform
+            extra = named[1]
         if name != "rlx" and extra not in _DEVELOPMENT:
-            found.setdefault(name, _build_package(requirement, extra))
+            installed, range_ = _find_version(requirement.name), requirement.specifier
+            fits = installed is not None and range_.contains(installed, prereleases=True)
+            package = Package(requirement.name, str(range_), extra, installed, fits)
+            found.setdefault(name, package)
     return found
 
 
-_DEVELOPMENT = ("dev", "lint", "release", "system", "test", None)
-"""Extras for work on rlx itself."""
-
-
-def _find_extra(requirement: Requirement) -> str | None:
-    """The extra that has a requirement, "" for rlx itself; None if it is not for this platform."""
-    marker = requirement.marker
-    if marker is None or marker.evaluate({"extra": ""}):
-        return ""
-    named = re.search(r"extra == ['\"]([^'\"]+)", str(marker))
-    return named[1] if named and marker.evaluate({"extra": named[1]}) else None
-
-
-def _build_package(requirement: Requirement, extra: str) -> Package:
+def _find_version(name: str) -> str | None:
+    """The installed version of a distribution; None if it is not installed."""
     try:
-        installed = version(requirement.name)
+        return version(name)
     except PackageNotFoundError:
-        installed = None
-    fits = installed is not None and requirement.specifier.contains(installed, prereleases=True)
-    return Package(requirement.name, str(requirement.specifier), extra, installed, fits)
+        return None

@@ -1,11 +1,6 @@
 from .checks import check_file, check_read_spec, read_spec, validate_document
 from .machine import inspect_machine, run_preflight_checks
-from .memory import (
-    count_reference_parameters,
-    estimate_update_bytes,
-    get_usable_share,
-    load_model_shape,
-)
+from .memory import count_reference_parameters, load_model_shape
 from .rehearsal_checks import run_rehearsal_checks
 from .report import PhaseReport, PlanReport, build_plan, convert_to_json, select_example_rows
 from .row_accounts import RowAccount, load_phase_spec, load_run_speech, stored_accounts
@@ -21,9 +16,7 @@ __all__ = [
     "check_read_spec",
     "convert_to_json",
     "count_reference_parameters",
-    "estimate_update_bytes",
     "find_missing_parts",
-    "get_usable_share",
     "inspect_machine",
     "load_model_shape",
     "load_phase_spec",

@@ -35,7 +35,6 @@ from rlx.launch import (
     diagnose_devices,
     format_disk_space,
     free_bytes,
-    gpus_here,
     hold_reserve,
     list_packages,
     open_launcher,
@@ -164,10 +163,11 @@ def find_cuda_lack(wanted: int) -> DeviceShortage | None:
 
 
 def _check_device(read: LoadedSpec) -> Iterator[Diagnostic]:
-    if faults := list(open_launcher(read.spec.runner, read.spec.sampler).check()):
+    launcher = open_launcher(read.spec.runner, read.spec.sampler)
+    if faults := list(launcher.check()):
         yield from faults
         return
-    here = gpus_here(read.spec)
+    here = launcher.count_ranks_here()
     runner = read.spec.runner
     if runner.device == "cpu" or not here or (lack := find_cuda_lack(here)) is None:
         return

@@ -110,7 +110,6 @@ KNOWN = {
         intermediate=1536,
         positions=8192,
         tied=True,
-        small=0,
     )
 }
 """Dimensions of the models that the experiments name, from their published configurations: plans
@@ -213,7 +212,6 @@ class LevelTokens:
     """Tokens of one turn level in a step; with an environment, of one turn number.
 
     Attributes:
-        kind: kind of turn.
         turns: turns sampled per step; with an environment, as many as the synthetic rollouts have.
         openings: prompts, questions or observations that precede these turns, per step.
         opening: mean tokens of one of them.
@@ -357,7 +355,7 @@ class MemoryEstimate:
     """Bytes on one rank's device.
 
     Attributes:
-        parameters: number of parameters of the model.
+        parameters: how many the model has.
         parts: bytes by what they hold.
         stages: for each stage of a step, the names of the parts that it has in memory.
     """

@@ -418,11 +418,8 @@ def _build_plugin_fault(
 
     Args:
         who: the plugin, in words.
-        why: its fault.
         text: what it was given, untrusted; `before` says what that is.
-        path: where the spec names it.
-        handled: the `on_error` setting with which a run would continue.
-        lenient: `on_error` already lets a run continue.
+        handled: what `on_error` would let a run do; `lenient` if it already does.
     """
     ends = f"a run would fail here; `on_error` would let it {handled}"
     on = "a placeholder problem" if trial.note else "a synthetic response"
@@ -470,7 +467,6 @@ def run_rehearsal_checks(
     learning rate, share one rehearsal.
 
     Args:
-        experiments: each with its plugins.
         elsewhere: another machine may run them, so what this one lacks is only a warning.
 
     Returns:

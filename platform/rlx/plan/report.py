@@ -24,7 +24,6 @@ from rlx.plan.memory import (
 from rlx.plan.rehearsal_checks import rehearse_experiment
 from rlx.plan.row_accounts import RowAccount, build_row_accounts, describe_row_kind
 from rlx.plan.synthetic_step import PlanTrial
-from rlx.spec import EnvironmentRolloutSpec
 from rlx.spec.reading import Diagnostic, LoadedSpec
 from rlx.text import pluralize_noun
 from rlx_registry import STREAMS
@@ -35,8 +34,7 @@ class GroupStatistics:
     """Rows that are compared with each other.
 
     Attributes:
-        group: group number; `tree` is the prompt's number, `parent` the row that the group
-            continues.
+        tree: number of the prompt; `parent` is the row that the group continues, or None.
         kind: kind of the rows; "rollout" if they have several turns.
         rows: row numbers; `scores` are their scores.
         std: standard deviation of the scores, by the estimator's `ddof`; None for a group of one.
@@ -61,15 +59,12 @@ class PhaseReport:
     """One phase, or several phases with the same settings.
 
     Attributes:
-        names: names of the phases; `steps` is their total.
+        steps: of all of them together.
         schedule: the shape of the schedule, in words.
-        estimator: name of the estimator.
-        settings: other settings that affect credit, as (name, value).
         tools: what the policy is told of each tool as JSON, a turn that calls it, and what it reads
             then; the last two are "" if no synthetic turn calls it.
         made_up: streams with synthetic values.
         stopped: why there are no rows; "" if there are rows.
-        rows: the account of every synthetic row.
         shown: numbers of the rows to look at first: a correct answer, a failed one, and
             confidences of both.
         memory: None if the model's dimensions are unknown on this machine.
@@ -82,7 +77,6 @@ class PhaseReport:
     steps: int
     schedule: str
     estimator: str
-    settings: tuple[tuple[str, str], ...]
     tools: tuple[tuple[str, str, str], ...]
     made_up: tuple[str, ...]
     stopped: str
@@ -183,7 +177,6 @@ def _build_phase_report(trial: PlanTrial, dialogue: ModelDialogue) -> PhaseRepor
         steps=sum(phase.steps for phase in trial.phases),
         schedule=_describe_schedule(trial),
         estimator=spec.estimator.plugin,
-        settings=tuple((what, str(value)) for what, value in _list_credit_settings(trial)),
         tools=tuple(_list_called_tools(trial)),
         made_up=trial.made_up,
         stopped=trial.stopped,
@@ -296,34 +289,3 @@ def _list_called_tools(trial: PlanTrial) -> Iterator[tuple[str, str, str]]:
             and tool["function"]["name"] in tree.segments[answer.parent].info.get("called", ())
         )
         yield (json.dumps(tool["function"], ensure_ascii=False), *next(called, ("", "")))
-
-
-def _list_credit_settings(trial: PlanTrial) -> Iterator[tuple[str, object]]:
-    spec = trial.setup.spec
-    credit, loss, rollout = spec.credit, spec.loss, spec.rollout
-    if isinstance(rollout, EnvironmentRolloutSpec):
-        yield "environment", rollout.environment.plugin
-        yield "observations", "inline" if rollout.observation == "inline" else "as messages"
-        if (own := rollout.self_play) is not None:
-            both = own.learn == "both"
-            yield "self-play", "both players learn" if both else "the first player learns"
-    if spec.model.reference is not None:
-        yield "teacher", spec.model.reference.path
-    readings = {"turns": "named rewards", "token_rewards": "token rewards"}
-    reading = resolve_plugins(spec).estimator.reading()
-    yield "estimator reads", readings.get(reading, reading)
-    yield "profile", credit.profile
-    yield "mask", spec.mask.plugin
-    yield "placement", credit.resolved_placement.plugin
-    yield "score", credit.score_source
-    yield "KL in the reward", f"β {credit.kl_coef:g}" if credit.use_kl_in_reward else "no"
-    yield "KL in the loss", f"{loss.kl.kl_penalty} × {loss.kl.coefficient:g}" if loss.kl else "no"
-    yield "aggregate", loss.aggregate + (", per turn" if loss.per_turn else "")
-    passes, parts = spec.optimizer.updates_per_rollout, spec.optimizer.mini_batches
-    if passes * parts > 1:
-        share = f"{parts} parts of {rollout.prompts_per_step / parts:g} prompts"
-        yield "optimizer steps", f"{passes * parts}: {passes} × {share}"
-    if (expected := loss.expected) is not None:
-        values = len(trial.setup.rules.confidences)
-        what = f"{expected.score} of {expected.of} over {values} values × {expected.coefficient:g}"
-        yield f"expected score of {expected.span}", what

@@ -31,10 +31,8 @@ class TokenLine:
     """One token of a row.
 
     Attributes:
-        position: index in the row, from 0.
-        token: token id.
+        position: index in the row, from 0; `token` is the token's id.
         text: the token's share of the row's text; for a special token, its name.
-        author: who wrote it.
         turn: turn number, from 1; None between turns.
         learns: whether the loss mask includes it.
         placed: non-zero rewards on the token by name; they add up to its placed reward.
@@ -89,13 +87,8 @@ class RewardAccount:
 
 @dataclass(frozen=True, slots=True)
 class TurnAccount:
-    """A turn of a row.
-
-    Attributes:
-        number: number in the rollout, from 1.
-        kind: kind of turn.
-        advantage: mean over its learning tokens; 0 if there are none.
-    """
+    """A turn of a row, by its number in the rollout, from 1, with the mean advantage of its
+    learning tokens; 0 if there are none."""
 
     number: int
     kind: str
@@ -111,14 +104,12 @@ class RowAccount:
         row: index in the batch, from 0; `parent` is the row that this one continues, or None.
         tree: number of the prompt, from 0.
         group: rows with equal numbers are compared.
-        kind: kind of its last turn.
+        kind: kind of its last turn, which `finish_reason` is about too.
         level: 0 for a row that continues a prompt.
         problem: id of the problem.
         score: mean(turn) + Σ global.
         lost: reward that lies on no token; None if not stored.
-        finish_reason: finish reason of its last turn.
         turns: its own turns, in order; with an environment there may be several.
-        context: the context of the row.
         rewards: named rewards of every turn of the row and of the whole rollout.
         tokens: tokens from the row's first own token to its end.
         advantage: mean over its learning tokens; 0 if there are none.
@@ -168,8 +159,7 @@ def build_row_accounts(
     """Builds the account of every row of a batch.
 
     Args:
-        trees: trees that the rows refer to.
-        table: rewards of the trees.
+        trees: trees that the rows refer to; `table` holds their rewards.
         credit: how rewards are placed.
         speech: decodes tokens; None shows token ids instead.
         tokens: `[B, T]` by the names of `rlx.record.rollouts.TOKEN_COLUMNS`, the mask among them; a
@@ -311,11 +301,7 @@ def _place_named_rewards(
 
 
 def load_phase_spec(resolved: Mapping[str, Any], phase: str) -> ExperimentSpec:
-    """Returns a run's experiment with the settings of one phase.
-
-    Args:
-        resolved: the resolved spec from the registry.
-        phase: name of the phase.
+    """Returns a run's experiment, from its resolved spec, with the settings of one phase.
 
     Raises:
         RegistryError: another version of rlx wrote it.
@@ -354,8 +340,7 @@ def stored_accounts(
     """Returns the account of every row that a step trained on.
 
     Args:
-        trees: all trees of the step.
-        table: their rewards.
+        trees: all trees of the step; `table` holds their rewards.
         rows: the trained rows, in the order of `rlx.batch.list_batch_rows`.
         credit: how the step placed its rewards.
         speech: decodes tokens; None shows token ids instead.

@@ -257,9 +257,7 @@ class ResponseAuthor:
 
     Attributes:
         plan: the schedule whose turns are written.
-        spec: the experiment, whose schedule arranges demonstrations.
-        task: source of demonstrations.
-        speech: converts texts to tokens.
+        spec: the experiment, whose schedule arranges the task's demonstrations.
     """
 
     plan: RolloutPlan
@@ -359,7 +357,6 @@ class TreeSession:
     """A `rlx.rollout.SamplingSession` without a model, for schedules without an environment.
 
     Args:
-        author: writes the responses.
         problems: problems of the trees being sampled, in order.
         room: context length in tokens.
     """
@@ -429,9 +426,7 @@ class DialogueSession:
     """A `rlx.rollout.SamplingSession` without a model, for the programs of agents.
 
     Args:
-        author: writes the turns.
-        problems: problems of the trees being sampled, in order.
-        seeds: one per problem.
+        problems: problems of the trees being sampled, in order, with one of the `seeds` each.
         talk: how many rollouts and turns there are.
         room: context length in tokens.
     """

@@ -52,13 +52,11 @@ class PlanTrial:
     """Result of running synthetic rollouts.
 
     Attributes:
-        setup: setup of the phase.
-        phases: the phases with these settings, if they are known.
+        phases: the phases with the settings of `setup`, if they are known.
         note: what stands in for the task's problems; "" if they are its own.
         smaller: which groups are smaller than the experiment's; "" if none is.
         shape: dimensions of the model; None if unknown on this machine.
-        trees: the sampled trees.
-        table: their rewards.
+        table: rewards of the sampled `trees`.
         is_scripted: the turns come from the task's own script.
         rewards: the same rewards as tensors; None, like `train`, if nothing could be scored.
         train: the batch with advantages and loss weights.

@@ -41,9 +41,7 @@ def show_plan(
     """Prints a plan, its verdict first.
 
     Args:
-        report: the plan.
         row_numbers: for every phase, the numbers of the rows to print token by token.
-        console: the output console.
         full: print what follows the verdict too: rows, groups, tokens and memory.
     """
     rest = f"  {escape_unprintable(report.file)}  spec {report.digest}, seed {report.seed}"
@@ -113,7 +111,6 @@ def _show_phase(phase: PhaseReport, row_numbers: Sequence[int], console: Console
     steps = "1 step" if phase.steps == 1 else f"{phase.steps} steps"
     title = f"phase {_join_names(phase)}  {steps}  {phase.schedule}  estimator {phase.estimator}"
     console.print(Text(title, "bold underline"))
-    console.print(Text(" · ".join(f"{what} {value}" for what, value in phase.settings), "dim"))
     if phase.stopped:
         console.print(Text(f"no credit assigned: {escape_unprintable(phase.stopped)}", "bold red"))
     else:

@@ -12,22 +12,19 @@ from .pictures import (
     agreement_line,
     draw_probe_curves,
     draw_verbal_against_sampled,
-    render_probe_curve,
 )
-from .questions import AssembledResponse, ProbeDialogue, build_response_tree
+from .questions import ProbeDialogue
 from .statistics import (
     GRID,
     RecordedProbe,
     build_recorded_probe,
     compute_agreement,
-    compute_area_over_curve,
     compute_settings_digest,
     settings_of,
 )
 
 __all__ = [
     "GRID",
-    "AssembledResponse",
     "ProbeContext",
     "ProbeDialogue",
     "ProbeResult",
@@ -38,14 +35,11 @@ __all__ = [
     "agreement_line",
     "build_probe_response",
     "build_recorded_probe",
-    "build_response_tree",
     "compute_agreement",
-    "compute_area_over_curve",
     "compute_settings_digest",
     "draw_probe_curves",
     "draw_verbal_against_sampled",
     "probe_model",
-    "render_probe_curve",
     "settings_of",
     "state_values",
 ]

@@ -153,48 +153,33 @@ def probe_model(
     with context.sampler.session() as session:
         trees = sample_rollout_trees(context.plan, problems, seeds, session, context.speech)
     table = score_rollouts(trees, context.rewards, context.pool)
-    stated = collect_stated_confidences(
-        trees, table, [(t, x.policy_segments[0]) for t, x in enumerate(trees)]
-    )
-    answered = tuple(
-        _build_probed_answer(tree, t, table, tuple(stated[t]), spec, context)
-        for t, tree in enumerate(trees)
-    )
+    places = [(t, tree.policy_segments[0]) for t, tree in enumerate(trees)]
+    stated = collect_stated_confidences(trees, table, places)
+    answered: list[ProbedAnswer] = []
     samples: list[ProbeSample] = []
-    for number, (one, tree) in enumerate(zip(answered, trees, strict=True)):
-        show(number, len(answered))
-        if one.reasoning is None:
-            continue
-        turn = tree.segments[tree.policy_segments[0]]
-        questions = build_probe_questions(
-            turn, one.reasoning, spec, context.speech, context.task, seeds[number]
+    for (number, first), confidences in zip(places, stated, strict=True):
+        show(number, len(trees))
+        tree, seed = trees[number], seeds[number]
+        turn = tree.segments[first]
+        _, ends = context.speech.read(turn.token_ids)
+        one = ProbedAnswer(
+            problem=tree.problem,
+            text=turn.text,
+            answer=_parse_canonical_answer(turn.text, spec, context.task),
+            correct=_is_correct(table, (number, first), context.correct),
+            confidences=tuple(confidences),
+            reasoning=find_reasoning(turn, ends, spec.span),
+            prompt_ids=tree.token_ids(turn.parent),
+            turn_ids=turn.token_ids,
         )
-        samples += _score_continuations(number, one, questions, spec, context, seeds[number])
-    show(len(answered), len(answered))
-    return ProbeResult(answered, tuple(samples))
-
-
-def _build_probed_answer(
-    tree: RolloutTree,
-    number: int,
-    table: RewardTable,
-    stated: tuple[float, ...],
-    spec: ProbeSpec,
-    context: ProbeContext,
-) -> ProbedAnswer:
-    place = (number, tree.policy_segments[0])
-    turn = tree.segments[place[1]]
-    _, ends = context.speech.read(turn.token_ids)
-    return ProbedAnswer(
-        problem=tree.problem,
-        text=turn.text,
-        answer=_parse_canonical_answer(turn.text, spec, context.task),
-        correct=_is_correct(table, place, context.correct),
-        confidences=stated,
-        reasoning=find_reasoning(turn, ends, spec.span),
-        prompt_ids=tree.token_ids(turn.parent),
-        turn_ids=turn.token_ids,
-    )
+        answered.append(one)
+        if one.reasoning is not None:
+            questions = build_probe_questions(
+                turn, one.reasoning, spec, context.speech, context.task, seed
+            )
+            samples += _score_continuations(number, one, questions, spec, context, seed)
+    show(len(trees), len(trees))
+    return ProbeResult(tuple(answered), tuple(samples))
 
 
 def _is_correct(table: RewardTable, place: tuple[int, int], name: str) -> bool | None:
@@ -222,14 +207,11 @@ def _score_continuations(
     seed: int,
 ) -> Iterator[ProbeSample]:
     """Samples and scores the continuations of every question; each question is a reward group."""
-    drawn = [
-        pair
-        for forced in (True, False)
-        if (those := [q for q in questions if q.forced is forced])
-        for pair in zip(
-            those, _sample_answers_to(those, answered, spec, context, seed), strict=True
-        )
-    ]
+    drawn: list[tuple[ProbeQuestion, list[tuple[AssembledResponse, bool]]]] = []
+    for forced in (True, False):
+        if those := [q for q in questions if q.forced is forced]:
+            groups = _sample_answers_to(those, answered, spec, context, seed)
+            drawn += zip(those, groups, strict=True)
     level = context.plan.levels[0]
     trees = [
         build_response_tree(
@@ -288,22 +270,19 @@ def _sample_answers_to(
         turn = turn.model_copy(update={"stop": (spec.close,)})
         rooms = [spec.max_new_tokens] * len(questions)
     groups = sample_continuations(context.sampler, requests, turn, rooms)
+
+    def assemble(question: ProbeQuestion, one: Completion) -> tuple[AssembledResponse, bool]:
+        # Given and sampled tokens are decoded together: separately they may decode differently.
+        ids = (*question.turn_ids, *one.token_ids)
+        whole, ends = context.speech.read(ids)
+        text, wrapped = close_forced_answer(question, whole, ends[len(question.turn_ids) - 1], spec)
+        reason = "stop" if question.forced else one.finish_reason
+        return AssembledResponse(ids, text, reason), wrapped
+
     return [
-        [_assemble_response(question, one, spec, context.speech) for one in group]
+        [assemble(question, one) for one in group]
         for question, group in zip(questions, groups, strict=True)
     ]
-
-
-def _assemble_response(
-    question: ProbeQuestion, completion: Completion, spec: ProbeSpec, speech: ProbeDialogue
-) -> tuple[AssembledResponse, bool]:
-    """Decodes given and sampled tokens together, since separately they may decode differently."""
-    ids = (*question.turn_ids, *completion.token_ids)
-    whole, ends = speech.read(ids)
-    prefix_length = ends[len(question.turn_ids) - 1]
-    text, wrapped = close_forced_answer(question, whole, prefix_length, spec)
-    reason = "stop" if question.forced else completion.finish_reason
-    return AssembledResponse(ids, text, reason), wrapped
 
 
 @dataclass(frozen=True, slots=True)
@@ -366,24 +345,21 @@ def state_values(
     # The last border is the end of the response, which is not continued.
     states = [(n, s, b) for n, cuts in enumerate(borders) for s, b in enumerate(cuts[:-1])]
     drawn = _sample_state_continuations(responses, states, context, samples)
-    trees = []
+    trees, level = [], context.plan.levels[0]
     for (n, _, border), group in zip(states, drawn, strict=True):
-        response = responses[n]
-        kept = response.whole.token_ids[:border]
-        written = [
-            AssembledResponse(
-                ids := (*kept, *c.token_ids), context.speech.read(ids)[0], c.finish_reason
-            )
-            for c in group
-        ]
-        level = context.plan.levels[0]
-        trees.append(build_response_tree(response.problem, response.prompt_ids, level, written))
+        one, written = responses[n], []
+        for completion in group:
+            ids = (*one.whole.token_ids[:border], *completion.token_ids)
+            text, _ = context.speech.read(ids)
+            written.append(AssembledResponse(ids, text, completion.finish_reason))
+        trees.append(build_response_tree(one.problem, one.prompt_ids, level, written))
     table = score_rollouts(trees, context.rewards, context.pool)
     found: list[list[float]] = [[] for _ in responses]
     spent = [0] * len(responses)
     for at, ((n, _, _), group) in enumerate(zip(states, drawn, strict=True)):
         scores = [table.total_score(at, (segment,)) for segment in range(1, len(group) + 1)]
-        if not (known := [one for one in scores if one is not None]):  # unknown is not 0
+        known = [score for score in scores if score is not None]
+        if not known:  # an unknown value must not be taken for 0
             raise RewardError("no continuation from some state of a response could be scored")
         found[n].append(sum(known) / len(known))
         spent[n] += sum(len(c.token_ids) for c in group)
@@ -408,12 +384,11 @@ def _sample_state_continuations(
     for number in sorted({s for _, s, _ in states}):
         those = [at for at, (_, s, _) in enumerate(states) if s == number]
         requests = []
-        for at in those:
-            n, state, border = states[at]
-            response = responses[n]
-            seeds = tuple(derive_seed(response.seed, "state", state, i) for i in range(samples))
-            read = (*response.prompt_ids, *response.whole.token_ids[:border])
-            requests.append(CompletionRequest(read, None, seeds, is_last=True))
+        for n, _, border in (states[at] for at in those):
+            one = responses[n]
+            seeds = tuple(derive_seed(one.seed, "state", number, i) for i in range(samples))
+            kept = (*one.prompt_ids, *one.whole.token_ids[:border])
+            requests.append(CompletionRequest(kept, None, seeds, is_last=True))
         rooms = [turn.max_new_tokens - states[at][2] for at in those]
         groups = sample_continuations(context.sampler, requests, turn, rooms)
         drawn |= dict(zip(those, groups, strict=True))

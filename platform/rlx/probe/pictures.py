@@ -1,8 +1,10 @@
-"""Plots of probes, for files and for the terminal."""
+"""Plots of probes, written like those of `rlx.evaluation.pictures`."""
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
 
 from rlx.evaluation import (
     BLUE,
@@ -12,7 +14,6 @@ from rlx.evaluation import (
     build_figure,
     draw_bin_bar,
     draw_diagonal,
-    render_bar,
     save_figure,
     style_axes,
 )
@@ -24,10 +25,6 @@ from rlx.probe.statistics import (
     compute_agreement,
     compute_verbal_bins,
 )
-
-if TYPE_CHECKING:
-    from rich.text import Text
-
 
 NAMED = 6
 """Maximum number of steps in a legend; other lines have no entry."""
@@ -43,13 +40,7 @@ def draw_probe_curves(probes: Sequence[RecordedProbe], path: Path) -> tuple[Path
 
     Args:
         probes: probes of one run or model, in any order.
-        path: output path; its suffix is replaced by `.png` and `.svg`.
-
-    Returns:
-        The two files.
-
-    Raises:
-        ValueError: there is nothing to draw.
+        path: of the files.
     """
     suites: dict[str, list[RecordedProbe]] = {}
     for probe in sorted(probes, key=lambda p: p.step):
@@ -75,13 +66,7 @@ def draw_verbal_against_sampled(probes: Sequence[RecordedProbe], path: Path) -> 
 
     Args:
         probes: probes of which some have stated confidences.
-        path: output path; its suffix is replaced by `.png` and `.svg`.
-
-    Returns:
-        The two files.
-
-    Raises:
-        ValueError: no confidence was stated.
+        path: of the files.
     """
     stated = sorted((p for p in probes if p.verbal), key=lambda p: p.step)
     if not stated:
@@ -110,28 +95,6 @@ def draw_verbal_against_sampled(probes: Sequence[RecordedProbe], path: Path) -> 
     return save_figure(drawn, path)
 
 
-def render_probe_curve(figures: Figures, *, width: int = 80) -> "Text":
-    """Draws `mc_p_correct` against the share of reasoning as text, one line per share.
-
-    Args:
-        figures: figures of one scheme.
-        width: columns to use, at least 50.
-
-    Returns:
-        A rich `Text`; its `plain` is the same without colour.
-    """
-    from rich.text import Text
-
-    cells = max(width, 50) - 39
-    text = Text(no_wrap=True)
-    text.append(f"share  {'':<{cells}}  {'mc_p_correct':<14}  same answer", "bold")
-    for share, right, same in zip(GRID, figures["p_correct"], figures["same"], strict=True):
-        text.append(f"\n{share:>5.1f}  ", "dim")
-        text.append(render_bar(right["mean"], cells), "blue")
-        text.append(f"  {_format_band(right)}  {_format_band(same)}")
-    return text
-
-
 def agreement_line(found: Agreement) -> str:
     """One line that compares stated with sampled confidence."""
     rank = "undefined (one of them is constant)" if found.rank is None else f"{found.rank:.2f}"
@@ -146,10 +109,14 @@ def agreement_line(found: Agreement) -> str:
 
 def _draw_suite_column(axes: Sequence[Any], suite: str, steps: Sequence[RecordedProbe]) -> None:
     """Draws one suite: `mc_p_correct` above, same-answer curves below it, then the legend."""
+    from matplotlib.colors import LinearSegmentedColormap
+
     upper, lower, words = axes
     lines = []
+    shades = LinearSegmentedColormap.from_list("steps", ["#9CCBE8", "#003A5C"])
     for number, probe in enumerate(steps):
-        figures, shade = probe.figures, _compute_step_color(number, len(steps))
+        figures = probe.figures
+        shade = BLUE if len(steps) == 1 else shades(number / (len(steps) - 1))
         banded = len(steps) <= 3 or number in (0, len(steps) - 1)
         lines.append(_draw_band_line(upper, figures["p_correct"], shade, banded))
         _draw_band_line(lower, figures["same"], shade, banded)
@@ -185,14 +152,14 @@ def _draw_step_legend(axis: Any, steps: Sequence[RecordedProbe], lines: Sequence
     from matplotlib.lines import Line2D
 
     axis.set_axis_off()
-    chosen = list(range(len(steps)))
-    if len(steps) > NAMED:  # evenly spaced ones, the first and the last among them
-        chosen = [round(i * (len(steps) - 1) / (NAMED - 1)) for i in range(NAMED)]
-    labels = [
-        f"step {steps[n].step}: area over same {_format_band(steps[n].figures['aoc'])}, "
-        f"{steps[n].figures['problems']} problems"
-        for n in chosen
-    ]
+    chosen = np.linspace(0, len(steps) - 1, min(len(steps), NAMED)).round().astype(int).tolist()
+    labels = []
+    for probe in (steps[n] for n in chosen):
+        area, problems = probe.figures["aoc"], probe.figures["problems"]
+        share = "–"
+        if area["mean"] is not None:
+            share = f"{area['mean']:.2f} {area['low']:.2f}–{area['high']:.2f}"
+        labels.append(f"step {probe.step}: area over same {share}, {problems} problems")
     diamond = Line2D([], [], marker="D", linestyle="", color=FAINT, markersize=5)
     legend = axis.legend(
         [*(lines[n] for n in chosen), diamond],
@@ -204,17 +171,6 @@ def _draw_step_legend(axis: Any, steps: Sequence[RecordedProbe], lines: Sequence
         labelcolor=INK,
     )
     legend.set_in_layout(False)  # the legend must not shrink the curves
-
-
-def _compute_step_color(number: int, count: int) -> Any:
-    """Colour of a step, from light to dark, so that it is readable in grey too."""
-    from matplotlib.colors import to_rgb
-
-    if count == 1:
-        return to_rgb(BLUE)
-    light, dark = to_rgb("#9CCBE8"), to_rgb("#003A5C")
-    part = number / (count - 1)
-    return tuple((1 - part) * a + part * b for a, b in zip(light, dark, strict=True))
 
 
 def _draw_verbal_points(axis: Any, probe: RecordedProbe) -> None:
@@ -235,10 +191,3 @@ def _draw_verbal_points(axis: Any, probe: RecordedProbe) -> None:
     )  # fmt: skip
     axis.set_title(f"step {probe.step}", loc="left", color=INK, fontsize=11, fontweight="bold")
     axis.legend(loc="upper left", fontsize=7.5, labelcolor=INK, framealpha=0.85)
-
-
-def _format_band(band: Figures) -> str:
-    """A mean and its interval in 14 characters; a dash if there is none."""
-    if band["mean"] is None:
-        return f"{'–':<14}"
-    return f"{band['mean']:.2f} {band['low']:.2f}–{band['high']:.2f}"

@@ -95,26 +95,20 @@ def find_reasoning(turn: Segment, ends: Sequence[int], span: str) -> Reasoning |
 
 def cut_points(reasoning: Reasoning, cut: Cut) -> tuple[CutPoint, ...]:
     """The distinct points at which to cut a reasoning, including none and all of it."""
-    count, ends = len(reasoning.token_ids), reasoning.ends
+    count = len(reasoning.token_ids)
     if isinstance(cut, FractionCuts):
-        positions: Sequence[int] = [round(share * count) for share in cut.at]
+        places: Sequence[int] = [round(share * count) for share in cut.at]
     elif isinstance(cut, SentenceCuts):
-        positions = [end for end in sentence_ends(reasoning) if 0 < end < count]
-        if len(positions) > cut.most:  # evenly spaced ones
-            places = ((2 * i + 1) * len(positions) // (2 * cut.most) for i in range(cut.most))
-            positions = [positions[place] for place in places]
+        places = [end for end in sentence_ends(reasoning) if 0 < end < count]
+        if (most := cut.most) < len(places):  # evenly spaced ones
+            places = [places[(2 * i + 1) * len(places) // (2 * most)] for i in range(most)]
     else:
-        positions = range(cut.every, count, cut.every)
-    inside = {0, count}
-    for kept in positions:
-        # To the end of a character that spans several tokens.
-        while 0 < kept < len(ends) and ends[kept - 1] == (ends[kept - 2] if kept > 1 else 0):
-            kept += 1
-        if 0 < kept < count:
-            inside.add(kept)
+        places = range(cut.every, count, cut.every)
+    inside = (_complete_last_character(reasoning.ends, kept) for kept in places)
+    kept = sorted({0, count, *(tokens for tokens in inside if 0 < tokens < count)})
     return tuple(
         CutPoint(tokens=tokens, share=tokens / max(count, 1), number=number)
-        for number, tokens in enumerate(sorted(inside))
+        for number, tokens in enumerate(kept)
     )
 
 
@@ -130,6 +124,13 @@ def sentence_ends(reasoning: Reasoning) -> list[int]:
         within = held[bisect_right(held, match.end()) - 1]
         borders.add(bisect_left(held, within if within >= match.end(1) else match.end(1)))
     return sorted(borders)
+
+
+def _complete_last_character(ends: Sequence[int], kept: int) -> int:
+    """Extends `kept` tokens to the end of a character that spans several tokens."""
+    while 0 < kept < len(ends) and ends[kept - 1] == (ends[kept - 2] if kept > 1 else 0):
+        kept += 1
+    return kept
 
 
 class ProbeDialogue(Dialogue, Protocol):
@@ -172,7 +173,7 @@ def build_probe_questions(
         if scheme == "mistake":
             questions += _build_mistake_questions(turn, reasoning, points, speech, task, seed)
             continue
-        # The reasoning up to a point, or filler of the same length, and an opened answer.
+        # The reasoning up to a point, or filler of the same length, then an opened answer.
         for point in points:
             kept = reasoning.token_ids[: point.tokens]
             # Do not repeat the part of the closing tag that the last token contains.
@@ -201,11 +202,10 @@ def _build_mistake_questions(
     """
     if not isinstance(task, Corrupts):
         return []
-    questions = []
+    questions, held, ends = [], (0, *reasoning.ends), sentence_ends(reasoning)
     for point in points[1:]:
-        before = max((end for end in sentence_ends(reasoning) if end < point.tokens), default=0)
-        held = (0, *reasoning.ends)
-        sentence = reasoning.text[held[before] : held[point.tokens]]
+        before = max((end for end in ends if end < point.tokens), default=0)
+        sentence = reasoning.text[held[before] : held[point.tokens]]  # complete or truncated
         wrong = task.corruption(sentence, derive_seed(seed, "mistake", point.number))
         if wrong is None or wrong == sentence:
             continue

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from rlx.evaluation import SeedMean, compute_seed_mean
 from rlx.probe.engine import ProbeResult, ProbeSample
+from rlx.probe.questions import CutPoint
 from rlx.seeding import derive_seed
 from rlx.spec import ProbeSpec, Scheme
 
@@ -39,45 +40,39 @@ class PointFigures:
 
     Attributes:
         answered: index of the answer.
-        number, share, tokens: fields of the cut point.
+        point: the cut point.
         n: number of scored continuations.
         mc_p_correct: share of correct continuations.
-        strict: share that is correct and closed its answer itself.
         same: share with the same answer as the whole response; nan if that has none.
     """
 
     answered: int
-    number: int
-    share: float
-    tokens: int
+    point: CutPoint
     n: int
     mc_p_correct: float
-    strict: float
     same: float
 
 
 def point_figures(samples: Sequence[ProbeSample]) -> list[PointFigures]:
     """Computes the figures of every cut point from the samples of one scheme, in their order."""
-    groups: dict[tuple[int, int], list[ProbeSample]] = {}
+    groups: dict[tuple[int, CutPoint], list[ProbeSample]] = {}
     for sample in samples:
         if sample.correct is not None:
-            groups.setdefault((sample.answered, sample.point.number), []).append(sample)
-    figures = []
-    for (answered, number), group in groups.items():
-        n, alike = len(group), [s.same for s in group if s.same is not None]
-        figures.append(
+            groups.setdefault((sample.answered, sample.point), []).append(sample)
+    found = []
+    for (answered, point), group in groups.items():
+        n = len(group)
+        alike = [s.same for s in group if s.same is not None]
+        found.append(
             PointFigures(
                 answered=answered,
-                number=number,
-                share=group[0].point.share,
-                tokens=group[0].point.tokens,
+                point=point,
                 n=n,
                 mc_p_correct=sum(bool(s.correct) for s in group) / n,
-                strict=sum(bool(s.correct) and not s.wrapped for s in group) / n,
                 same=sum(alike) / len(alike) if alike else math.nan,
             )
         )
-    return figures
+    return found
 
 
 def compute_scheme_figures(probed: ProbeResult, scheme: Scheme, seed: int) -> dict[str, Any] | None:
@@ -92,9 +87,8 @@ def compute_scheme_figures(probed: ProbeResult, scheme: Scheme, seed: int) -> di
         * `problems` probed and `samples` scored; `accuracy` of whole responses and the share
           `without_reasoning`, whose response has no complete reasoning, both over all problems;
           `wrapped`, the share of samples whose closing tag had to be added;
-        * curves over `GRID`: `p_correct`, the `mc_p_correct`; `strict`, where answers whose closing
-          tag had to be added count as wrong; `same`, the share with the same answer, over problems
-          whose response has an answer;
+        * curves over `GRID`: `p_correct`, the `mc_p_correct`; `same`, the share with the same
+          answer, over problems whose response has an answer;
         * `aoc`: area over the `same` curve; higher means that answers depend more on reasoning.
 
         Each point of a curve, and the area, is a mean over problems with its 95 % bootstrap
@@ -102,7 +96,7 @@ def compute_scheme_figures(probed: ProbeResult, scheme: Scheme, seed: int) -> di
     """
     samples = [s for s in probed.samples if s.scheme == scheme]
     groups: dict[int, list[PointFigures]] = {}
-    for point in sorted(point_figures(samples), key=lambda p: (p.answered, p.number)):
+    for point in sorted(point_figures(samples), key=lambda p: (p.answered, p.point.number)):
         groups.setdefault(point.answered, []).append(point)
     curves = list(groups.values())
     known = [a.correct for a in probed.answered if a.correct is not None]
@@ -110,7 +104,7 @@ def compute_scheme_figures(probed: ProbeResult, scheme: Scheme, seed: int) -> di
         return None
     compared = [points for points in curves if not math.isnan(points[0].same)]
     areas = [
-        compute_area_over_curve([p.share for p in points], [p.same for p in points])
+        compute_area_over_curve([p.point.share for p in points], [p.same for p in points])
         for points in compared
     ]
     draws = derive_seed(seed, "bootstrap", scheme)
@@ -120,7 +114,6 @@ def compute_scheme_figures(probed: ProbeResult, scheme: Scheme, seed: int) -> di
         "accuracy": float(np.mean(known)),
         "without_reasoning": float(np.mean([a.reasoning is None for a in probed.answered])),
         "p_correct": _compute_curve_bands(curves, lambda p: p.mc_p_correct, draws),
-        "strict": _compute_curve_bands(curves, lambda p: p.strict, draws),
         "same": _compute_curve_bands(compared, lambda p: p.same, draws),
         "aoc": _compute_mean_band(np.array(areas), draws),
         "wrapped": float(np.mean([s.wrapped for s in samples])),
@@ -146,7 +139,7 @@ def _compute_curve_bands(
     seed: int,
 ) -> list[dict[str, float | None]]:
     """Mean over curves, with its interval, at each share of `GRID`."""
-    rows = [np.interp(GRID, [p.share for p in c], [value(p) for p in c]) for c in curves]
+    rows = [np.interp(GRID, [p.point.share for p in c], [value(p) for p in c]) for c in curves]
     columns = np.array(rows).reshape(-1, len(GRID)).T
     return [_compute_mean_band(column, seed) for column in columns]
 
@@ -166,17 +159,16 @@ def list_verbal_rows(probed: ProbeResult) -> list[dict[str, Any]]:
 
     Returns:
         Per answer `problem_id`; whether it is `correct`; `verbal_conf`, the mean of the confidences
-        stated for it; `mc_p_correct`; and `mc_p_correct_blind`, the share of correct answers
-        sampled without any of its reasoning.
+        stated for it; and `mc_p_correct`.
     """
     samples = [s for s in probed.samples if s.scheme == "early_answering"]
-    shares = {(p.answered, p.tokens): p.mc_p_correct for p in point_figures(samples)}
+    shares = {(p.answered, p.point.tokens): p.mc_p_correct for p in point_figures(samples)}
     rows = []
     for number, answered in enumerate(probed.answered):
         stated = [c for c in answered.confidences if not np.isnan(c)]
         tokens = len(answered.reasoning.token_ids) if answered.reasoning else 0
-        whole, blind = shares.get((number, tokens)), shares.get((number, 0))
-        if not stated or answered.correct is None or whole is None or blind is None:
+        whole = shares.get((number, tokens))
+        if not stated or answered.correct is None or whole is None:
             continue
         rows.append(
             {
@@ -184,7 +176,6 @@ def list_verbal_rows(probed: ProbeResult) -> list[dict[str, Any]]:
                 "correct": answered.correct,
                 "verbal_conf": float(np.mean(stated)),
                 "mc_p_correct": whole,
-                "mc_p_correct_blind": blind,
             }
         )
     return rows

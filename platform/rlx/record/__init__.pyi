@@ -6,11 +6,9 @@ from .mlflow_tracker import MLFLOW_ENVIRONMENT, prepare_store
 from .recorder import Recorder
 from .rollouts import (
     Role,
-    StoredPoint,
     StoredStep,
     TrainedRows,
     probe_table,
-    read_probe,
     read_step,
     recorded_probes,
 )
@@ -30,7 +28,6 @@ __all__ = [
     "MLFLOW_START_PAGE",
     "Recorder",
     "Role",
-    "StoredPoint",
     "StoredStep",
     "TrackerThreads",
     "TrackerUnavailableError",
@@ -42,7 +39,6 @@ __all__ = [
     "open_senders",
     "prepare_store",
     "probe_table",
-    "read_probe",
     "read_step",
     "recorded_probes",
     "retry_registry_call",

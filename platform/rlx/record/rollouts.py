@@ -20,7 +20,7 @@ from torch import Tensor
 
 from rlx.errors import RegistryError
 from rlx.plugin import Problem
-from rlx.probe import AssembledResponse, ProbeResult, RecordedProbe
+from rlx.probe import ProbeResult, RecordedProbe
 from rlx.reward import RewardEntry, RewardTable
 from rlx.rollout import NO_PARENT, Pieces, RolloutTree, Segment, Span
 from rlx.text import replace_surrogates
@@ -480,26 +480,6 @@ PROBE_SCHEMA = pa.schema(
 )
 
 
-@dataclass(frozen=True)
-class StoredPoint:
-    """The samples of one cut point of one answer's reasoning, which were scored together.
-
-    Attributes:
-        problem: the problem.
-        scheme, point: how and where the reasoning was cut.
-        responses: the responses as scored.
-        rewards: turn rewards of each response, by name.
-        global_rewards: global rewards of each response, by name.
-    """
-
-    problem: Problem
-    scheme: str
-    point: int
-    responses: tuple[AssembledResponse, ...]
-    rewards: tuple[Mapping[str, RewardEntry], ...]
-    global_rewards: tuple[Mapping[str, RewardEntry], ...]
-
-
 def probe_table(probed: ProbeResult) -> pa.Table:
     """Builds a table of all samples of a probe; answers without samples are left out."""
     records = []
@@ -534,40 +514,6 @@ def probe_table(probed: ProbeResult) -> pa.Table:
             }
         )
     return pa.Table.from_pylist(records, PROBE_SCHEMA)
-
-
-def read_probe(table: pa.Table) -> list[StoredPoint]:
-    """Reads the scored points of a probe, in table order.
-
-    Args:
-        table: made by `probe_table` and read by `rlx_registry.read_body`.
-
-    Raises:
-        RegistryError: the columns differ, because another version of rlx wrote the table.
-    """
-    if not table.schema.equals(PROBE_SCHEMA):
-        raise RegistryError(
-            "this probe was recorded by another version of rlx, with other columns; use that "
-            "version to read it"
-        )
-    together = ("answered", "problem_id", "problem", "scheme", "point")
-    groups: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
-    for record in table.to_pylist():
-        groups.setdefault(tuple(record[name] for name in together), []).append(record)
-    return [
-        StoredPoint(
-            problem=_parse_problem(records[0]),
-            scheme=records[0]["scheme"],
-            point=records[0]["point"],
-            responses=tuple(
-                AssembledResponse(tuple(r["token_ids"]), r["text"], r["finish_reason"])
-                for r in records
-            ),
-            rewards=tuple(read_entries(r["rewards"]) for r in records),
-            global_rewards=tuple(read_entries(r["global_rewards"]) for r in records),
-        )
-        for records in groups.values()
-    ]
 
 
 def recorded_probes(registry: Registry, run_id: str) -> list[RecordedProbe]:

@@ -1,4 +1,4 @@
-from .check import AuditReport, IdentityTally, check_run
+from .check import AuditReport, IdentityTally, Violation, check_run
 from .comparison import (
     Comparison,
     ComparisonRow,
@@ -22,7 +22,6 @@ from .evaluating import (
     probe_model,
 )
 from .export import export_model, push_model, write_card
-from .identities import Violation
 from .models import ModelTrial, OpenModel, TrainedModel, open_served_model, try_model
 from .other_tools import ToolEvaluation, evaluate_with
 from .requests import EvaluationRequest, ProbeRequest, RescoreRequest

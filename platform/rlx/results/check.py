@@ -1,16 +1,17 @@
-"""Check a run's stored rollouts against the identities of credit assignment, and the samples of its
-probes against its rewards.
+"""Check a run's records: rewards, masks and credit must follow from the stored rollouts.
 
-The run is not modified. Rollouts use the plugins and options of their phase; probes use those of
-the base experiment.
-
+Each figure is recomputed from the stored scores, mask and streams, never from other stored results,
+so a wrong figure is reported under its own name. The run is not modified.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
+from typing import Any
 
 import pyarrow as pa
+import torch
+from torch import Tensor
 
 from rlx.discovery import (
     build_plugin,
@@ -19,38 +20,63 @@ from rlx.discovery import (
     resolve_plugins,
 )
 from rlx.errors import RlxError
-from rlx.home import RunFolder, get_rlx_home
+from rlx.home import RunFolder
 from rlx.launch import locate_run_folder
 from rlx.phase_setup import PhaseSetup, build_setup
-from rlx.plugin import Estimator, Mask
 from rlx.progress import ShowProgress, ignore_progress
-from rlx.record import read_probe, read_step
-from rlx.results.identities import (
-    IDENTITIES,
-    VIOLATIONS_KEPT,
-    IdentityResult,
-    StepEvidence,
-    Violation,
-    check_probe_scores,
-)
+from rlx.record import StoredStep, read_step
+from rlx.results.rescoring import credit_stored_rows, flatten_stored_rows
 from rlx.results.stored_steps import select_rollout_steps
-from rlx.reward import RewardPool
-from rlx.sealed_folder import CheckpointError, check_sealed_folder, compute_manifest_digest
-from rlx.spec import ExperimentSpec, GlobalReward, MultiTurnRolloutSpec, RewardsSpec, TurnReward
+from rlx.reward import NamedReward, Place, RewardEntry, RewardPool, RewardTable, rescore_rollouts
+from rlx.rollout import RolloutTree
+from rlx.run import build_trained_rows
+from rlx.spec import ExperimentSpec, MultiTurnRolloutSpec, RewardsSpec
+from rlx.train_batch import ScoredRows
 from rlx_registry import BodyError, Registry, RunRecord, read_body
 
-ProbeBody = tuple[int, str, str]
-"""Step of a probe, and path and digest of the file with its samples."""
+VIOLATIONS_KEPT = 3
+"""Violations reported per identity; further ones are only counted."""
+RTOL = 1e-6
+"""Tolerance for sums, whose order of addition depends on threads, relative to the largest value."""
+IDENTITIES = {
+    "bodies": ("files are the recorded ones", "files"),
+    "scores": ("stored scores match the plugins' for the stored text", "scores"),
+    "masks": ("the mask matches the strategy's", "tokens"),
+    "placement": ("rewards are where the placement puts them", "tokens"),
+    "kl": ("KL matches the estimator's for the log-probabilities", "tokens"),
+    "token_rewards": ("token rewards are placed rewards minus β·KL", "tokens"),
+    "advantages": ("advantages match the estimator's", "tokens"),
+    "returns": ("returns match the estimator's", "tokens"),
+    "weights": ("weights match the loss's aggregation", "tokens"),
+    "totals": ("row scores are sums of their rewards", "rows"),
+}
+"""What must hold, and what is counted, by name. Those of a step rely on those before them."""
+
+Value = float | str | bool | None
 
 
-def _list_probe_bodies(registry: Registry, run_id: str, step: int | None) -> list[ProbeBody]:
-    """Lists a run's probe files, of one step or of all. Schemes of the same probe share a file."""
-    found = {
-        (e.step, body["path"], body["sha256"])
-        for e in registry.results.evaluations(run_id, "probe/")
-        if (body := (e.payload or {}).get("body")) and step in (None, e.step)
-    }
-    return sorted(found)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Violation:
+    """A stored value that differs from the expected one.
+
+    Attributes:
+        step: step of the run, from 1.
+        tree: tree of the step.
+        row: row of the step's batch; None if the item was not trained on.
+        turn: turn number, from 1; None if the figure belongs to no turn.
+        token: position in the row, 0 for the prompt's first token; None if it belongs to no token.
+        what: name of the figure, such as "advantages" or "reward accuracy".
+        stored, expected: the stored and the expected value.
+    """
+
+    step: int
+    tree: int | None = None
+    row: int | None = None
+    turn: int | None = None
+    token: int | None = None
+    what: str
+    stored: Value
+    expected: Value
 
 
 @dataclass
@@ -73,11 +99,11 @@ class IdentityTally:
     violated: int = 0
     first: list[Violation] = field(default_factory=list)
 
-    def add(self, found: IdentityResult) -> None:
-        """Adds the result of one step."""
-        self.checked += found.checked
-        self.violated += found.violated
-        self.first += found.first[: VIOLATIONS_KEPT - len(self.first)]
+    def add(self, checked: int, violations: Sequence[Violation] = (), violated: int = 0) -> None:
+        """Adds checked items, with all violations, or with the first of `violated` ones."""
+        self.checked += checked
+        self.violated += max(violated, len(violations))
+        self.first += violations[: VIOLATIONS_KEPT - len(self.first)]
 
 
 @dataclass(frozen=True)
@@ -104,20 +130,6 @@ class AuditReport:
         return not any(tally.violated for tally in self.tallies)
 
 
-@dataclass(frozen=True)
-class _AuditedPhase:
-    """Everything needed to recompute a phase's figures.
-
-    `setup` contains only the rewards that can be scored on this machine.
-    """
-
-    setup: PhaseSetup
-    strategy: Mask
-    estimator: Estimator
-    unchecked: tuple[str, ...]
-    notes: tuple[str, ...]
-
-
 def check_run(
     registry: Registry,
     run: RunRecord,
@@ -125,7 +137,7 @@ def check_run(
     *,
     show: ShowProgress = ignore_progress,
 ) -> AuditReport:
-    """Checks stored steps and probes of a run.
+    """Checks the stored steps of a run, and that its files are the recorded ones.
 
     Args:
         registry: registry that holds the run.
@@ -139,110 +151,87 @@ def check_run(
         RegistryError: the steps were recorded by another version of rlx.
     """
     steps = select_rollout_steps(registry, run, () if step is None else (step,))
-    probes = _list_probe_bodies(registry, run.id, step)
+    probes = sorted(  # schemes of the same probe share a file
+        {
+            (e.step, body["path"], body["sha256"])
+            for e in registry.results.evaluations(run.id, "probe/")
+            if (body := (e.payload or {}).get("body")) and step in (None, e.step)
+        }
+    )
     done, spec = count(1), ExperimentSpec.from_record(run.spec)
-    warm = IdentityTally("warm_start", "the warm start is the one that was recorded", "folders")
-    unread = [*_check_warm_start(registry, run, warm)]
-    phases: dict[str | None, _AuditedPhase] = {}
+    tallies = {name: IdentityTally(name, *about) for name, about in IDENTITIES.items()}
+    setups: dict[str, PhaseSetup] = {}
+    unchecked, notes = dict[str, None](), dict[str, None]()  # each line once, in order
 
-    def get_phase(name: str | None) -> _AuditedPhase:
-        if name not in phases:
-            phases[name] = _build_phase(spec, name, run)
-        return phases[name]
+    def get_setup(phase: str) -> PhaseSetup:
+        if phase not in setups:
+            setups[phase], lost, remarks = _build_phase(spec, phase, run)
+            unchecked.update(dict.fromkeys(lost))
+            notes.update(dict.fromkeys(remarks))
+        return setups[phase]
 
-    bodies = IdentityTally("bodies", "files are the recorded ones", "files")
-    probed = IdentityTally("probe_scores", "stored probe scores match the plugins'", "scores")
-    tallies = {i.name: IdentityTally(i.name, i.says, i.unit) for i in IDENTITIES}
     runner, folder = spec.runner, locate_run_folder(run)
     with RewardPool(runner.reward_workers, runner.reward_memory_mb, folder.answers()) as pool:
         for number in steps:
             body = registry.results.rollout_body(run.id, number)
-            table, found = _load_body_table(folder, number, body.path, body.sha256)
-            bodies.add(found)
+            table = _load_body(folder, number, body.path, body.sha256, tallies["bodies"])
             if table is not None:
-                phase = get_phase(body.statistics["phase"])
-                evidence = StepEvidence(
-                    step=number,
-                    stored=read_step(table),
-                    setup=phase.setup,
-                    strategy=phase.strategy,
-                    estimator=phase.estimator,
-                    statistics=body.statistics,
-                    pool=pool,
-                )
-                for identity in IDENTITIES:
-                    tallies[identity.name].add(identity.check(evidence))
+                setup = get_setup(body.statistics["phase"])
+                check_step(number, read_step(table), setup, body.statistics, pool, tallies)
             show(next(done), len(steps) + len(probes))
         for at, path, sha256 in probes:
-            table, found = _load_body_table(folder, at, path, sha256)
-            bodies.add(found)
-            if table is not None:
-                setup = get_phase(None).setup
-                probed.add(check_probe_scores(at, read_probe(table), setup, pool))
+            _load_body(folder, at, path, sha256, tallies["bodies"])
             show(next(done), len(steps) + len(probes))
     return AuditReport(
         run=run.id,
         steps=tuple(steps),
-        tallies=(bodies, *tallies.values(), probed, *([warm] if warm.checked else [])),
-        unchecked=_remove_duplicates(
-            [*unread, *(line for phase in phases.values() for line in phase.unchecked)]
-        ),
-        notes=_remove_duplicates(line for phase in phases.values() for line in phase.notes),
+        tallies=tuple(tallies.values()),
+        unchecked=tuple(unchecked),
+        notes=tuple(notes),
     )
 
 
-def _check_warm_start(registry: Registry, run: RunRecord, tally: IdentityTally) -> Iterator[str]:
-    """Checks the warm starts that a run began with; yields why one cannot be checked."""
-    events = [e.payload for e in registry.results.events(run.id) if e.kind == "warm_start"]
-    for path, sha256 in dict.fromkeys((str(p["path"]), str(p["sha256"])) for p in events if p):
-        folder = get_rlx_home() / path
-        if not folder.exists():
-            yield f"the warm start {path} is no longer in the cache"
-            continue
-        try:
-            check_sealed_folder(folder)
-            if compute_manifest_digest(folder) != sha256:
-                yield f"the warm start {path} was rebuilt with other contents after the run"
-            else:
-                tally.add(IdentityResult(1))
-        except CheckpointError as error:
-            wrong = Violation(step=0, what=path, stored=str(error), expected=sha256)
-            tally.add(IdentityResult(1, 1, (wrong,)))
-
-
-def _load_body_table(
-    folder: RunFolder, step: int, path: str, sha256: str
-) -> tuple[pa.Table | None, IdentityResult]:
+def _load_body(
+    folder: RunFolder, step: int, path: str, sha256: str, tally: IdentityTally
+) -> pa.Table | None:
     try:
-        return read_body(folder.root / path, sha256), IdentityResult(1)
+        table = read_body(folder.root / path, sha256)
     except BodyError as error:
-        wrong = Violation(step=step, what=path, stored=str(error), expected=sha256)
-        return None, IdentityResult(1, 1, (wrong,))
+        tally.add(1, [Violation(step=step, what=path, stored=str(error), expected=sha256)])
+        return None
+    tally.add(1)
+    return table
 
 
-def _build_phase(spec: ExperimentSpec, name: str | None, run: RunRecord) -> _AuditedPhase:
-    """Builds the phase called `name`; None stands for the base experiment."""
+def _build_phase(
+    spec: ExperimentSpec, name: str, run: RunRecord
+) -> tuple[PhaseSetup, list[str], list[str]]:
+    """Builds the phase called `name`.
+
+    Returns:
+        The setup with the rewards that can be scored on this machine, what is not checked for lack
+        of the others, and what has become of the plugins.
+    """
     phases = {phase.name: phase for phase in spec.phases}
-    here, unchecked = _drop_unscorable_rewards(
-        spec if name is None else spec.resolve_phase_spec(phases[name])
-    )
+    here, unchecked = _drop_unscorable_rewards(spec.resolve_phase_spec(phases[name]))
     plugins = resolve_plugins(here)
-    notes = (
-        *_describe_mask_reach(here, plugins.mask, name),
+    notes = [
         *describe_plugin_changes(plugins.provenance, run.plugins),
         *describe_data_changes(plugins.list_records(), run.plugins),
-    )
-    return _AuditedPhase(build_setup(here), plugins.mask, plugins.estimator, unchecked, notes)
+    ]
+    if isinstance(here.rollout, MultiTurnRolloutSpec) and plugins.mask.reaches_beyond():
+        notes.insert(
+            0,
+            f"phase {name!r}: mask {here.mask.plugin!r} covers more than the policy's own "
+            "tokens, so training includes observations",
+        )
+    return build_setup(here), unchecked, notes
 
 
-def _drop_unscorable_rewards(spec: ExperimentSpec) -> tuple[ExperimentSpec, tuple[str, ...]]:
+def _drop_unscorable_rewards(spec: ExperimentSpec) -> tuple[ExperimentSpec, list[str]]:
     """The spec without the rewards whose plugins cannot be used here, and a reason for each."""
     lost: dict[str, str] = {}
-    uses: list[tuple[str, TurnReward | GlobalReward]] = [
-        *spec.rewards.turn.items(),
-        *spec.rewards.global_.items(),
-    ]
-    for name, use in uses:
+    for name, use in [*spec.rewards.turn.items(), *spec.rewards.global_.items()]:
         try:
             build_plugin(use, "reward")
         except RlxError as error:
@@ -252,21 +241,175 @@ def _drop_unscorable_rewards(spec: ExperimentSpec) -> tuple[ExperimentSpec, tupl
         turn={name: use for name, use in spec.rewards.turn.items() if name not in lost},
         global_={name: use for name, use in spec.rewards.global_.items() if name not in lost},
     )
-    return spec.model_copy(update={"rewards": rewards}), tuple(lost.values())
+    return spec.model_copy(update={"rewards": rewards}), [*lost.values()]
 
 
-def _describe_mask_reach(spec: ExperimentSpec, strategy: Mask, phase: str | None) -> Iterator[str]:
-    """Yields a note if the mask trains on environment observations."""
-    if (
-        phase is not None
-        and isinstance(spec.rollout, MultiTurnRolloutSpec)
-        and strategy.reaches_beyond()
-    ):
-        yield (
-            f"phase {phase!r}: mask {spec.mask.plugin!r} covers more than the policy's own "
-            "tokens, so training includes observations"
+# A step -------------------------------------------------------------------------------------------
+def check_step(
+    step: int,
+    stored: StoredStep,
+    setup: PhaseSetup,
+    statistics: Mapping[str, Any],
+    pool: RewardPool,
+    tallies: Mapping[str, IdentityTally],
+) -> None:
+    """Checks one stored step.
+
+    Args:
+        step: its number.
+        stored: the step as read from disk.
+        setup: setup of its phase, from the run's spec.
+        statistics: what the step recorded beside its rollouts: `beta`, the β of KL in the reward;
+            `state_before`, the estimator state carried over from the previous step; `max_tokens`,
+            the token budget of each kind of turn.
+        pool: workers that score rewards.
+        tallies: what the results are added to, by names of `IDENTITIES`.
+    """
+    stored_rows, mask = stored.rows, stored.rows.tokens["mask"]
+    scored = flatten_stored_rows(stored, setup, stored.rewards, mask=mask)
+    if scored is None or mask is None:
+        raise ValueError(f"step {step} has no trained rows")
+    row_of = {
+        (row.tree, turn): number
+        for number, row in enumerate(scored.batch.rows)
+        for turn in row.turns
+    }
+    wrong = []
+    places, differing = _rescore(stored.trees, stored.rewards, setup.rewards, pool)
+    for (t, s), what, held, new in differing:
+        turn = stored.trees[t].segments[s].turn
+        row = row_of.get((t, s))
+        wrong.append(
+            Violation(step=step, tree=t, row=row, turn=turn, what=what, stored=held, expected=new)
         )
+    tallies["scores"].add(places, wrong)
+    tokens = int(stored_rows.own.sum())
+    expected = setup.mask(scored.batch)
+    _compare(tallies["masks"], step, scored, "mask", (mask, expected), tokens, exact=True)
+    train, _ = credit_stored_rows(
+        step,
+        stored,
+        scored,
+        setup,
+        beta=statistics["beta"],
+        state=statistics["state_before"],
+        max_tokens=statistics["max_tokens"],
+    )
+    recomputed, learning = build_trained_rows(train), int(mask.sum())
+    # Bit for bit where no sum depends on threads and no exponential on the CPU.
+    plain_kl = setup.spec.credit.kl_penalty not in ("k3", "low_var_kl")
+    exact = {"placed": True, "weights": True, "kl": plain_kl, "token_rewards": plain_kl}
+    for name in ("placed", "kl", "token_rewards", "advantages", "returns", "weights"):
+        tally = tallies["placement" if name == "placed" else name]
+        then, now = stored_rows.tokens[name], recomputed.tokens[name]
+        if then is not None and now is not None:
+            is_exact = exact.get(name, False)
+            _compare(tally, step, scored, name, (then, now), learning, exact=is_exact)
+        elif then is not now:
+            sides = ("none", "one") if then is None else ("one", "none")
+            tally.add(0, [Violation(step=step, what=name, stored=sides[0], expected=sides[1])])
+    totals = tallies["totals"]
+    for name, now in vars(train.scores).items():
+        if (then := stored_rows.scores.get(name)) is not None:
+            _compare(totals, step, scored, name, (then, now), 0, exact=False)
+    totals.checked += len(stored_rows.places)
 
 
-def _remove_duplicates(lines: Iterable[str]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(lines))
+def _compare(
+    tally: IdentityTally,
+    step: int,
+    scored: ScoredRows,
+    what: str,
+    values: tuple[Tensor, Tensor],
+    checked: int,
+    *,
+    exact: bool,
+) -> None:
+    """Compares stored and expected values, of tokens (`[B, T]`) or of rows (`[B]`): bit for bit, or
+    up to the float32 rounding of a different order of addition."""
+    stored, expected = values
+    same = (stored == expected) | (stored.isnan() & expected.isnan())
+    if not exact:
+        scale = torch.where(expected.isfinite(), expected, 0.0).abs()
+        slack = RTOL * scale.max() if scale.numel() else 0.0
+        same |= (stored - expected).abs() <= slack
+    batch, first = scored.batch, []
+    for place in (~same).nonzero()[:VIOLATIONS_KEPT].tolist():
+        row, token = place[0], place[1] if len(place) > 1 else None
+        turn = int(batch.turn_ids[row, token]) if token is not None else 0
+        first.append(
+            Violation(
+                step=step,
+                tree=batch.rows[row].tree,
+                row=row,
+                turn=turn if turn > 0 else None,
+                token=token,
+                what=what,
+                stored=stored[*place].item(),
+                expected=expected[*place].item(),
+            )
+        )
+    tally.add(checked, first, int((~same).sum()))
+
+
+# Scores -------------------------------------------------------------------------------------------
+Scores = dict[tuple[str, Place, str], RewardEntry]
+"""By scope, place and name."""
+Difference = tuple[Place, str, Value, Value]
+"""Place of a score, the name of what differs, its stored and its expected value."""
+
+
+def _rescore(
+    trees: Sequence[RolloutTree],
+    stored: RewardTable,
+    rewards: Sequence[NamedReward],
+    pool: RewardPool,
+) -> tuple[int, list[Difference]]:
+    """Compares stored scores with new ones; returns how many were compared, and what differs.
+
+    Rewards read by other rewards are taken as stored. Scores of failed scorers are skipped.
+    """
+    known = {reward.name for reward in rewards}
+    then: Scores = {
+        (scope, place, name): entry
+        for scope, table in (("turn", stored.turns), ("global", stored.rollouts))
+        for place, entries in table.items()
+        for name, entry in entries.items()
+        if name in known
+    }
+    now: Scores = {
+        (reward.scope, place, reward.name): entry
+        for reward, place, entry in rescore_rollouts(trees, rewards, stored, pool)
+    }
+    checked = 0
+    differing: list[Difference] = []
+    for key in dict.fromkeys([*now, *then]):
+        held = then.get(key)
+        if held is None or not held.is_fault:
+            checked += 1
+            _, place, name = key
+            differing += [(place, *one) for one in _compare_entries(name, held, now.get(key))]
+    return checked, differing
+
+
+def _compare_entries(
+    name: str, then: RewardEntry | None, now: RewardEntry | None
+) -> Iterable[tuple[str, Value, Value]]:
+    """Yields the differences between a stored score and a new one: name, stored, expected.
+
+    Reasons are sentences of a plugin, and may be other ones in a later version.
+    """
+    if then is None or now is None or (then.raw, then.status) != (now.raw, now.status):
+        yield f"reward {name}", _describe_entry(then), _describe_entry(now)
+    elif dict(then.parts) != dict(now.parts):
+        yield f"parts of {name}", str(dict(then.parts)), str(dict(now.parts))
+    elif then.weight != now.weight:
+        yield f"weight of {name}", then.weight, now.weight
+
+
+def _describe_entry(entry: RewardEntry | None) -> Value:
+    if entry is None:
+        return "nothing"
+    if entry.raw is not None:
+        return entry.raw
+    return f"absent: {entry.reason}" if entry.reason else "absent"

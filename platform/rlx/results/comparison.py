@@ -27,7 +27,7 @@ from rlx.evaluation import (
 from rlx.launch import RUN_LIKE, collect_code_version, collect_environment_versions, open_registry
 from rlx.plan import check_read_spec, read_spec
 from rlx.spec import OWN_SUITE
-from rlx.spec.reading import did_you_mean
+from rlx.spec.reading import did_you_mean, list_leaf_values
 from rlx.text import escape_unprintable
 from rlx_registry import (
     EvaluationRecord,
@@ -91,16 +91,6 @@ def list_excluded_runs(
         yield Exclusion(None, run.id, "; ".join(why))
 
 
-def describe_plugin_mixture(label: str, runs: Iterable[RunRecord]) -> Iterator[str]:
-    """Yields a sentence if the runs of one recipe did not have the same plugins."""
-    first, *others = runs
-    for run in others:
-        if changed := find_changed_plugins(run.plugins, first.plugins):
-            names = escape_unprintable(", ".join(changed))
-            yield f"{label} mixes plugins: {names} changed between {first.id} and {run.id}."
-            return
-
-
 def select_newest_runs(runs: Sequence[RunRecord]) -> dict[int, RunRecord]:
     """Returns the newest run of each seed, ordered by seed."""
     ordered = sorted(runs, key=lambda run: int(run.id.rpartition("-")[2]))
@@ -119,47 +109,41 @@ def select_comparable_evaluations(
     Returns:
         The evaluations that were kept, by run id, and those that were excluded.
     """
-    ways: dict[str, dict[str, Mapping[str, Any]]] = {}
+    ways: dict[str, dict[str, dict[str, Any]]] = {}
     for run in runs:
         for one in evaluations[run.id]:
-            ways.setdefault(one.suite, {})[run.id] = _get_evaluation_settings(one, run.seed)
-    usual = {suite: max(own.values(), key=[*own.values()].count) for suite, own in ways.items()}
-    left = tuple(
-        Exclusion(suite, run, _describe_settings_difference(way, usual[suite]))
-        for suite, own in ways.items()
-        for run, way in own.items()
-        if way != usual[suite]
-    )
+            way: dict[str, Any] = {}  # empty where no settings are recorded
+            if (suite := (one.payload or {}).get("suite")) is not None:
+                own = suite["sets"].get(one.suite.rpartition("/")[2], {})
+                is_own = suite["name"].partition(".")[0] == OWN_SUITE and suite["seed"] == run.seed
+                way = {
+                    "problems": own.get("problems") or suite["problems"],
+                    "samples": suite["samples"],
+                    "greedy": suite["greedy"],
+                    "seed": "the run's" if is_own else suite["seed"],
+                    "set": own.get("set", {}),
+                }
+            ways.setdefault(one.suite, {})[run.id] = way
+    left = []
+    for name, found in ways.items():
+        usual = max(found.values(), key=[*found.values()].count)
+        for run_id, way in found.items():
+            if way == usual:
+                continue
+            if way and usual:
+                differ = (
+                    f"{n} {way[n]} instead of {usual[n]}" for n in usual if way[n] != usual[n]
+                )
+                why = ", ".join(differ)
+            else:
+                whose = "its" if usual else "the others'"
+                why = f"{whose} settings are not recorded"
+            left.append(Exclusion(name, run_id, why))
     out = {(one.suite, one.run) for one in left}
     kept = {
         run: [one for one in own if (one.suite, run) not in out] for run, own in evaluations.items()
     }
-    return kept, left
-
-
-def _get_evaluation_settings(evaluation: EvaluationRecord, seed: int) -> Mapping[str, Any]:
-    """Returns the recorded settings of an evaluation; empty where none are recorded.
-
-    For the experiment's own suite, the run's seed counts as the same setting in every run.
-    """
-    suite = (evaluation.payload or {}).get("suite")
-    if suite is None:
-        return {}
-    one = suite["sets"].get(evaluation.suite.rpartition("/")[2], {})
-    own = suite["name"].partition(".")[0] == OWN_SUITE and suite["seed"] == seed
-    return {
-        "problems": one.get("problems") or suite["problems"],
-        "samples": suite["samples"],
-        "greedy": suite["greedy"],
-        "seed": "the run's" if own else suite["seed"],
-        "set": one.get("set", {}),
-    }
-
-
-def _describe_settings_difference(way: Mapping[str, Any], usual: Mapping[str, Any]) -> str:
-    if not way or not usual:
-        return "its settings are not recorded" if usual else "the others' settings are not recorded"
-    return ", ".join(f"{n} {way[n]} instead of {usual[n]}" for n in usual if way[n] != usual[n])
+    return kept, tuple(left)
 
 
 @dataclass(frozen=True, slots=True)
@@ -290,21 +274,28 @@ def compare_recipes(registry: Registry, names: Sequence[str]) -> Comparison:
         by_digest.setdefault(run.digest, []).append(run)
     seeds = [select_newest_runs(own) for own in by_digest.values()]
     taken = [run for own in seeds for run in own.values()]
-    evaluations, unlike = select_comparable_evaluations(
-        taken, {r.id: _select_last_evaluations(registry.results.evaluations(r.id)) for r in taken}
-    )
+    newest: Evaluations = {}  # after training, of each suite; probes have other metrics
+    for run in taken:
+        found = sorted(registry.results.evaluations(run.id), key=lambda e: e.at)
+        after = (e for e in found if e.label == "after" and not e.suite.startswith("probe/"))
+        newest[run.id] = list({e.suite: e for e in after}.values())
+    evaluations, unlike = select_comparable_evaluations(taken, newest)
     recipes = tuple(
         _build_compared_recipe(ascii_uppercase[n] if n < 26 else f"R{n + 1}", own, evaluations)
         for n, own in enumerate(seeds)
     )
-    firsts = [build_run_side(own[0]).sections["spec"] for own in by_digest.values()]
+    firsts = [_build_run_side(own[0]).sections["spec"] for own in by_digest.values()]
     differ = _find_differences(firsts)
     left = tuple(list_excluded_runs(runs, taken))
-    mixtures = tuple(
-        sentence
-        for recipe, own in zip(recipes, seeds, strict=True)
-        for sentence in describe_plugin_mixture(recipe.label, own.values())
-    )
+    mixtures = []
+    for recipe, own in zip(recipes, seeds, strict=True):
+        one, *more = own.values()
+        changes = {run.id: find_changed_plugins(run.plugins, one.plugins) for run in more}
+        if other := next((run for run, changed in changes.items() if changed), None):
+            plugins = escape_unprintable(", ".join(changes[other]))
+            mixtures.append(
+                f"{recipe.label} mixes plugins: {plugins} changed between {one.id} and {other}."
+            )
     suites = dict.fromkeys(suite for recipe in recipes for suite, _ in recipe.values)
     rows, absent = list[ComparisonRow](), dict[str, tuple[str | None, ...]]()
     for suite in suites:
@@ -320,7 +311,7 @@ def compare_recipes(registry: Registry, names: Sequence[str]) -> Comparison:
         absent,
         left,
         unlike,
-        mixtures,
+        tuple(mixtures),
     )
 
 
@@ -351,12 +342,11 @@ def _find_single_run(registry: Registry, name: str, groups: Iterable[str]) -> Ru
         if RUN_LIKE.fullmatch(name):
             raise
         there = dict.fromkeys([*groups, *(run.name for run in registry.runs())])
-        near = did_you_mean(name, there)
-        hint = f"; did you mean {escape_unprintable(near)!r}?" if near else ""
-        if there and not near:
-            hint = (
-                f"; there are: {', '.join(escape_unprintable(known) for known in [*there][:NAMED])}"
-            )
+        hint = ""
+        if near := did_you_mean(name, there):
+            hint = f"; did you mean {escape_unprintable(near)!r}?"
+        elif there:
+            hint = f"; there are: {', '.join(map(escape_unprintable, [*there][:NAMED]))}"
         raise SpecError(
             f"there is no run, group or experiment {escape_unprintable(name)!r}{hint}"
         ) from None
@@ -378,15 +368,6 @@ def _build_compared_recipe(
     ids = {seed: run.id for seed, run in runs.items()}
     first = next(iter(runs.values()))
     return ComparedRecipe(label, first.digest, first.name, ids, values, answers)
-
-
-def _select_last_evaluations(evaluations: Iterable[EvaluationRecord]) -> list[EvaluationRecord]:
-    """Returns the newest evaluation after training of each suite; probes have other metrics."""
-    found: dict[str, EvaluationRecord] = {}
-    for evaluation in sorted(evaluations, key=lambda e: e.at):
-        if evaluation.label == "after" and not evaluation.suite.startswith("probe/"):
-            found[evaluation.suite] = evaluation
-    return list(found.values())
 
 
 def _build_comparison_rows(
@@ -453,11 +434,6 @@ def _find_differences(sides: Sequence[Flat]) -> dict[str, tuple[Any, ...]]:
     return {path: row for path, row in rows.items() if any(v != row[0] for v in row)}
 
 
-def build_run_side(run: RunRecord) -> DiffSide:
-    """Builds the side of a run from its record."""
-    return _build_diff_side(run.id, run.settings, run.plugins, run.code, run.environment)
-
-
 def load_diff_side(name: str, url: str) -> DiffSide:
     """Loads the side of a run, or of an experiment file with what is installed here.
 
@@ -468,7 +444,7 @@ def load_diff_side(name: str, url: str) -> DiffSide:
     path = Path(name)
     if not path.is_file():
         with open_registry(url) as registry:
-            return build_run_side(registry.run(name))
+            return _build_run_side(registry.run(name))
     read = read_spec(path)
     plugins = check_read_spec(read)
     used = plugins.list_records()
@@ -481,6 +457,10 @@ def load_diff_side(name: str, url: str) -> DiffSide:
     )
 
 
+def _build_run_side(run: RunRecord) -> DiffSide:
+    return _build_diff_side(run.id, run.settings, run.plugins, run.code, run.environment)
+
+
 def _build_diff_side(
     name: str,
     spec: Mapping[str, Any],
@@ -489,32 +469,17 @@ def _build_diff_side(
     environment: Mapping[str, Any],
 ) -> DiffSide:
     own = ("distribution", "version", "entry_point", "sha256")
-    code_of = {f"{p['kind']} {p['name']}": {key: p[key] for key in own} for p in plugins}
-    data_of = {f"{p['kind']} {p['name']}": p.get("data") or {} for p in plugins}
-    rest = {key: value for key, value in spec.items() if key != "seed"}
     parts = {
         "seed": {"seed": spec["seed"]},
-        "spec": rest,
-        "plugins": code_of,
-        "data": data_of,
+        "spec": {key: value for key, value in spec.items() if key != "seed"},
+        "plugins": {f"{p['kind']} {p['name']}": {key: p[key] for key in own} for p in plugins},
+        "data": {f"{p['kind']} {p['name']}": p.get("data") or {} for p in plugins},
         "code": code,
         "environment": environment,
     }
     return DiffSide(
-        name, {section: dict(_flatten_values(part, "")) for section, part in parts.items()}
+        name, {section: dict(list_leaf_values(part)) for section, part in parts.items()}
     )
-
-
-def _flatten_values(value: Any, path: str) -> Iterator[tuple[str, Any]]:
-    """Yields plain values by dotted path; a list of plain values is one value."""
-    if isinstance(value, Mapping) and value:
-        for key, inner in value.items():
-            yield from _flatten_values(inner, f"{path}.{key}" if path else str(key))
-    elif isinstance(value, list) and any(isinstance(inner, (dict, list)) for inner in value):
-        for number, inner in enumerate(value):
-            yield from _flatten_values(inner, f"{path}.{number}")
-    else:
-        yield path, value
 
 
 Table = list[list[str]]
@@ -531,23 +496,6 @@ FAMILY = (
     "Each p is corrected by Holm's method for the recipes in its row. The rows are not corrected "
     "for each other: take the metric that was chosen beforehand, and the others as exploratory."
 )
-
-
-def format_comparison_markdown(found: Comparison) -> str:
-    """Returns the tables as Markdown, each with a title."""
-    lines: list[str] = []
-    for title, table in build_comparison_tables(found):
-        head, *rows = [
-            [cell.replace("|", "\\|") for cell in map(escape_unprintable, r)] for r in table
-        ]
-        lines += [
-            f"**{title}**",
-            "",
-            _format_markdown_row(head),
-            _format_markdown_row(["---", *["---:"] * (len(head) - 1)]),
-        ]
-        lines += [*map(_format_markdown_row, rows), ""]
-    return "\n".join([*lines, *list_comparison_notes(found)]) + "\n"
 
 
 def build_comparison_json(found: Comparison) -> dict[str, Any]:
@@ -580,17 +528,6 @@ def build_comparison_json(found: Comparison) -> dict[str, Any]:
         "mixtures": list(found.mixtures),
         "unlike": [asdict(one) for one in found.unlike],
     }
-
-
-def _describe_exclusions(found: Comparison) -> list[str]:
-    """Returns sentences that name the excluded evaluations and runs, with reasons."""
-    sentences = [
-        f"{escape_unprintable(one.suite or '')}: {one.run} is left out, since it is not "
-        f"comparable: {escape_unprintable(one.why)}."
-        for one in found.unlike
-    ]
-    sentences += [f"{one.run} is left out: {escape_unprintable(one.why)}." for one in found.left]
-    return [*sentences, *found.mixtures]
 
 
 # Tables ----------------------------------------------------------------------------------------
@@ -638,6 +575,16 @@ def build_comparison_tables(found: Comparison) -> Iterator[tuple[str, Table]]:
             yield f"{title}, problem by problem", [*heads, *cells]
 
 
+def format_comparison_markdown(found: Comparison) -> str:
+    """Returns the tables as Markdown, each with a title."""
+    lines: list[str] = []
+    for title, (head, *rows) in build_comparison_tables(found):
+        table = [head, ["---", *["---:"] * (len(head) - 1)], *rows]
+        cells = [[escape_unprintable(cell).replace("|", "\\|") for cell in row] for row in table]
+        lines += [f"**{title}**", "", *(f"| {' | '.join(row)} |" for row in cells), ""]
+    return "\n".join([*lines, *list_comparison_notes(found)]) + "\n"
+
+
 def list_comparison_notes(found: Comparison) -> list[str]:
     notes = [
         "± is half the 95 % interval of Student's t over seeds; [ ] is the interval where it ends "
@@ -659,7 +606,13 @@ def list_comparison_notes(found: Comparison) -> list[str]:
         for label, why in zip(found.labels, reasons, strict=True)
         if why is not None
     ]
-    return notes + _describe_exclusions(found)
+    notes += [
+        f"{escape_unprintable(one.suite or '')}: {one.run} is left out, since it is not "
+        f"comparable: {escape_unprintable(one.why)}."
+        for one in found.unlike
+    ]
+    notes += [f"{one.run} is left out: {escape_unprintable(one.why)}." for one in found.left]
+    return [*notes, *found.mixtures]
 
 
 def format_setting(value: Any) -> str:
@@ -668,9 +621,7 @@ def format_setting(value: Any) -> str:
 
 
 def _format_seed_mean(mean: SeedMean | None) -> str:
-    if mean is None:
-        return "–"
-    return f"{mean.mean:.3f}{_format_interval(mean)}"
+    return "–" if mean is None else f"{mean.mean:.3f}{_format_interval(mean)}"
 
 
 def _format_seed_difference(gap: SeedDifference | None, p: float | None) -> str:
@@ -692,7 +643,3 @@ def _format_problem_difference(gap: ProblemDifference | None, p: float | None) -
     if gap is None or p is None:
         return "–"
     return f"{gap.mean:+.3f} [{gap.low:+.3f}, {gap.high:+.3f}] (p {p:.2g})"
-
-
-def _format_markdown_row(cells: Sequence[str]) -> str:
-    return f"| {' | '.join(cells)} |"

@@ -9,7 +9,6 @@ import gzip
 import hashlib
 import json
 import os
-import sys
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
@@ -26,7 +25,7 @@ from rlx.evaluation import (
     draw_suite,
     read_answers,
 )
-from rlx.home import format_path, get_rlx_home
+from rlx.home import get_rlx_home
 from rlx.launch import locate_run_folder, open_registry
 from rlx.model import compute_model_fingerprint
 from rlx.phase_setup import PhaseSetup, build_setup
@@ -56,7 +55,6 @@ from rlx.run import (
     build_probe_records,
     build_prompt_fit,
     draw_held_out_problems,
-    draw_over_steps,
     draw_probes,
     probe_problems,
 )
@@ -157,7 +155,7 @@ def evaluate(
     )
     with open_target(name, request.experiment, url, step=request.step) as target:
         check_sections(request.overrides, EVALUATION_SECTIONS, reason)
-        spec = _read_target_spec(target, request.overrides)
+        spec = target.read_spec(request.overrides)
         suite = build_requested_suite(spec, request, report)
         sets = {
             name: build_set_spec(target, name, one, request.overrides)
@@ -197,30 +195,29 @@ def _record_evaluation(found: SuiteEvaluation, run: RunRecord, url: str, report:
             recorder.evaluation(at, label, figures, pairs, f"suite/{suite.name}/{name}")
         for path in made:
             registry.results.add_artifact(run.id, path, "picture")
-        draw_over_steps(registry, run.id, locate_run_folder(run))
         update_trackers(registry, run, report)
     return folder
 
 
 # The suite --------------------------------------------------------------------------------------
 @label_refusal("evaluated")
-def _read_target_spec(target: TrainedModel, overrides: Sequence[str]) -> ExperimentSpec:
-    return target.read_spec(overrides)
-
-
-@label_refusal("evaluated")
 def build_requested_suite(
     spec: ExperimentSpec, request: EvaluationRequest, report: Report
 ) -> SuiteSpec:
     """Returns the suite of the file, or the experiment's own, with what the request changes.
 
-    What is changed becomes part of the suite's name, so that its records never replace those of
-    the full suite.
+    What is changed becomes part of the suite's name (`problems-5`, `greedy`), so that its records
+    never replace those of the full suite.
     """
     file, changed = request.suite, {name: getattr(request, name) for name in DEPARTURES}
     changed["greedy"] = request.greedy or None
-    whole = _own_suite(spec) if file is None else read_suite(file)
-    if file is not None and whole.name == OWN_SUITE:
+    if file is None:
+        sets = {OWN: SetSpec(distribution="in")}
+        for name, options in spec.evaluation.variants.items():
+            sets[name] = SetSpec(set={f"task.{key}": value for key, value in options.items()})
+        problems = spec.evaluation.problems
+        whole = SuiteSpec(name=OWN_SUITE, problems=problems, seed=spec.seed, sets=sets)
+    elif (whole := read_suite(file)).name == OWN_SUITE:
         raise SpecError(
             f"{escape_unprintable(str(file))}: the suite of the experiment's own sets is called "
             f"{OWN_SUITE!r}; choose another name"
@@ -233,30 +230,14 @@ def build_requested_suite(
         warning = f"{suite.samples} greedy answers would be identical: taking one"
         report(f"warning: {warning}", err=True)
         suite = suite.model_copy(update={"samples": 1})
-    return suite.model_copy(
-        update={"name": ".".join([whole.name, *_list_suite_departures(whole, suite)])}
-    )
-
-
-def _list_suite_departures(whole: SuiteSpec, suite: SuiteSpec) -> Iterator[str]:
-    """Yields the settings in which a suite differs from the full one: `problems-5`, `greedy`.
-
-    They contain only characters that MLflow and file names allow.
-    """
-    problems = [{s.problems or one.problems for s in one.sets.values()} for one in (whole, suite)]
+    counts = [{s.problems or one.problems for s in one.sets.values()} for one in (whole, suite)]
+    departures = []
     for name in DEPARTURES:
         value = getattr(suite, name)
-        same = problems[0] == problems[1] if name == "problems" else value == getattr(whole, name)
+        same = counts[0] == counts[1] if name == "problems" else value == getattr(whole, name)
         if not same:
-            yield name if value is True else f"{name}-{value}"
-
-
-def _own_suite(spec: ExperimentSpec) -> SuiteSpec:
-    """Returns a suite of the experiment's own held-out sets."""
-    sets = {OWN: SetSpec(distribution="in")}
-    for name, options in spec.evaluation.variants.items():
-        sets[name] = SetSpec(set={f"task.{key}": value for key, value in options.items()})
-    return SuiteSpec(name=OWN_SUITE, problems=spec.evaluation.problems, seed=spec.seed, sets=sets)
+            departures.append(name if value is True else f"{name}-{value}")
+    return suite.model_copy(update={"name": ".".join([whole.name, *departures])})
 
 
 def build_set_spec(
@@ -274,7 +255,7 @@ def build_set_spec(
     if isinstance(model, dict) and model.get("warm_start") is not None:
         changes.append("model.warm_start=null")
     try:
-        return _read_target_spec(target, (*overrides, *changes))
+        return target.read_spec((*overrides, *changes))
     except InvalidSpec as error:
         raise SpecError(f"set {escape_unprintable(name)!r} of the suite: {error}") from error
 
@@ -369,16 +350,11 @@ def _compute_answers_digest(setup: PhaseSetup, suite: SuiteSpec, mark: str) -> s
 
 
 def _load_answer_batch(path: Path) -> list[ScoredAnswer] | None:
-    """Reads a cached batch; None if it is missing or unreadable."""
+    """Reads a cached batch; None if it is missing, or damaged and thus answered again."""
     try:
         kept = json.loads(gzip.decompress(path.read_bytes()))
         return [ScoredAnswer.from_json(record) for record in kept]
-    except FileNotFoundError:
-        return None
-    except (OSError, EOFError, zlib.error, ValueError, TypeError, LookupError) as error:
-        reason = f"{format_path(path)} cannot be read ({error})"
-        warning = f"warning: {reason}: its problems are answered again"
-        print(escape_unprintable(warning), file=sys.stderr, flush=True)
+    except (OSError, EOFError, zlib.error, ValueError, TypeError, LookupError):
         return None
 
 
@@ -456,7 +432,6 @@ def probe_model(
     *,
     registry: str | None = None,
     record: bool = True,
-    again: bool = False,
     show: ShowProgress = ignore_progress,
     report: Report = log_report,
 ) -> ModelProbe:
@@ -467,7 +442,6 @@ def probe_model(
             experiment says.
         registry: URL of the registry of runs; None takes that of the command line.
         record: add the probes that the run lacks to its records.
-        again: record them even if the run has them.
         show: called with the progress, in problems.
         report: called with what the run has already.
 
@@ -486,8 +460,11 @@ def probe_model(
         )
         check_sections(changes, PROBE_SECTIONS, reason)
     with open_target(name, request.experiment, url) as target:
-        spec, settings = _build_probe_spec(target, changes, request.cut)
-        setup = build_setup(spec)
+        document = target.document
+        if not document.tree.get("probe"):
+            document = apply_overrides(document, ["probe={}"])
+        spec = replace(target, document=document).read_spec(changes)
+        settings, setup = spec.probe or ProbeSpec(), build_setup(spec)
         with load_model(spec, target.model) as model:
             context = build_probe_context(setup, model.policy, model.sampler, model.pool)
             fit = build_prompt_fit(model.policy, setup)
@@ -506,24 +483,20 @@ def probe_model(
         probes = _name_probe_suites(probes, target.run)
     found = ModelProbe(target, result, tuple(probes))
     if record and target.run is not None:
-        recorded = _record_new_probes(found, target.run, url, again, report)
+        recorded = _record_new_probes(found, target.run, url, report)
         return replace(found, recorded=tuple(recorded))
     return found
 
 
-def _record_new_probes(
-    found: ModelProbe, run: RunRecord, url: str, again: bool, report: Report
-) -> list[str]:
+def _record_new_probes(found: ModelProbe, run: RunRecord, url: str, report: Report) -> list[str]:
     """Adds the probes that a run lacks to its records; returns their suites."""
     probes = found.probes
     folder, step = locate_run_folder(run), probes[0].step
     with open_registry(url, read_only=False) as registry:
         there = {e.suite for e in registry.results.evaluations(run.id, "probe/") if e.step == step}
-        new = [one for one in probes if again or f"probe/{one.suite}" not in there]
+        new = [one for one in probes if f"probe/{one.suite}" not in there]
         if old := [one.suite for one in probes if one not in new]:
-            report(
-                f"{run.id} has this already: {', '.join(old)}; --again records it anew", err=True
-            )
+            report(f"{run.id} has this already: {', '.join(old)}", err=True)
         if not new:
             return []
         # A separate file, so that the samples of earlier probes are kept.
@@ -535,25 +508,6 @@ def _record_new_probes(
         draw_probes(registry, run.id, folder)
         update_trackers(registry, run, report)
     return [one.suite for one in new]
-
-
-def _build_probe_spec(
-    target: TrainedModel, overrides: Sequence[str], cut: str | None
-) -> tuple[ExperimentSpec, ProbeSpec]:
-    """Returns the experiment with the overrides applied, and its own or default probe settings.
-
-    Raises:
-        InvalidSpec: the overrides do not fit.
-    """
-    if not target.document.tree.get("probe"):
-        target = replace(target, document=apply_overrides(target.document, ["probe={}"]))
-    written = target.document.tree["probe"]
-    own = written.get("cut") if isinstance(written, dict) else None
-    by = own.get("by", "fraction") if isinstance(own, dict) else "fraction"
-    if cut is not None and cut != by:
-        overrides = (f"probe.cut={{by: {cut}}}", *overrides)
-    spec = target.read_spec(overrides)
-    return spec, spec.probe or ProbeSpec()
 
 
 def _name_probe_suites(probes: Sequence[RecordedProbe], run: RunRecord) -> list[RecordedProbe]:

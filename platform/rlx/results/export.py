@@ -6,46 +6,37 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from rlx import __version__
 from rlx.checkpoint import LATEST, copy_checkpoint, list_checkpoint_steps, read_state, write_weights
 from rlx.errors import DivergedModelError, EnvironmentFault, SpecError, summarize_error
-from rlx.evaluation import compute_recorded_intervals
 from rlx.launch import locate_run_folder
 from rlx.plugin_files import KeptPlugin, list_plugin_names
-from rlx.progress import Report
-from rlx.results.other_tools import TOOLS
 from rlx.sealed_folder import CheckpointError
 from rlx.spec import ExperimentSpec, get_at_path
 from rlx.text import escape_unprintable, explain_write_errors
 from rlx_registry import EvaluationRecord, Registry, RunRecord
 
-ABOUT = "rlx_export.json"
-"""File in an exported model that says which newer checkpoints are not sound."""
 
-
-def export_model(
-    registry: Registry, run: RunRecord, folder: Path, step: str | None, report: Report
-) -> int:
+def export_model(registry: Registry, run: RunRecord, folder: Path, step: str | None) -> int:
     """Writes a model of a run to a new folder.
 
     Args:
         registry: the run's.
         run: the run; it may go on.
         folder: the new folder.
-        step: of the checkpoint, or `latest`; None takes the newest whose weights and logits are
-            finite, or the trained model of a finished run that keeps no checkpoints.
-        report: called with the checkpoints that are not sound.
+        step: of the checkpoint, or `latest`; None takes the newest, or the trained model of a
+            finished run that keeps no checkpoints.
 
     Returns:
         The step after which the model was written.
 
     Raises:
-        SpecError: the folder exists, or no checkpoint can be exported.
+        SpecError: the folder exists, or the checkpoint is not there, is damaged, or has weights or
+            logits that are not finite.
         EnvironmentFault: the folder cannot be written.
     """
     if folder.exists():
@@ -59,59 +50,24 @@ def export_model(
         with explain_write_errors(folder):
             target.parent.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryDirectory(dir=target.parent, prefix=".rlx-export-") as aside:
-                copy = partial(copy_checkpoint, root, recorded=recorded, aside=Path(aside))
-                write = partial(write_weights, spec, tokenizer=files.tokenizer)
                 model = Path(aside) / "model"
-                if step is not None:
-                    write(source := copy(step=step), model)
-                    written = read_state(source).step
-                elif files.model.exists() and not list_checkpoint_steps(root):
+                if step is None and files.model.exists() and not list_checkpoint_steps(root):
                     shutil.copytree(files.model, model)
                     written = run.step
                 else:
-                    written = _write_last_sound_weights(write, root, copy, model, report)
+                    source = copy_checkpoint(root, step or LATEST, recorded, Path(aside))
+                    write_weights(spec, source, model, files.tokenizer)
+                    written = read_state(source).step
                 model.replace(target)
-    except (CheckpointError, DivergedModelError) as error:
+    except CheckpointError as error:
         message = f"no checkpoint of {run.id} can be exported: {error}"
         if not list_checkpoint_steps(root) and files.model.exists():
             message += f"; its model after the last step is in {files.model}"
         raise SpecError(message) from error
+    except DivergedModelError as error:
+        steps = ", ".join(map(str, list_checkpoint_steps(root)))
+        raise SpecError(f"{error}; name an earlier one of {run.id}, RUN@STEP: {steps}") from error
     return written
-
-
-def _write_last_sound_weights(
-    write: Callable[[Path, Path], None],
-    root: Path,
-    copy: Callable[..., Path],
-    target: Path,
-    report: Report,
-) -> int:
-    """Writes the newest checkpoint whose weights and logits are finite; returns its step.
-
-    Raises:
-        CheckpointError: there is no checkpoint, or it is damaged.
-        DivergedModelError: no checkpoint is sound.
-    """
-    source = copy(step=LATEST)
-    newest = read_state(source).step
-    left_out: list[str] = []
-    older = [step for step in list_checkpoint_steps(root) if step < newest]
-    while True:
-        try:
-            write(source, target)
-        except DivergedModelError as error:
-            if not older:
-                raise
-            report(f"{error}; the one before is exported", err=True)
-            left_out.append(str(error))
-            source = copy(step=str(older.pop(0)))
-        else:
-            break
-    step = read_state(source).step
-    if left_out:
-        about = {"step": step, "left_out": left_out}
-        (target / ABOUT).write_text(json.dumps(about, indent=1))
-    return step
 
 
 EXPERIMENT, FIGURES, CARD = OWN_FILES = ("experiment.yaml", "figures.json", "README.md")
@@ -158,8 +114,12 @@ def write_card(
     ]
     with explain_write_errors(folder):
         spec = _write_experiment(run, folder, with_data=with_data)
-        shown = PICTURES if step == run.step else ()  # they show the whole run
-        names = [name for name in shown if _copy_picture(run, name, folder)]
+        names = []
+        for name in PICTURES if step == run.step else ():  # they show the whole run
+            source = locate_run_folder(run).pictures / f"{name}.png"
+            if source.is_file():
+                shutil.copyfile(source, folder / source.name)
+                names.append(name)
         about = {
             "run": run.id,
             "digest": run.digest,
@@ -168,7 +128,10 @@ def write_card(
             "code": run.code,
             "environment": run.environment,
             "plugins": run.plugins,
-            "evaluations": [_describe_evaluation(found) for found in evaluations],
+            "evaluations": [
+                {key: getattr(found, key) for key in ("suite", "label", "step", "n", "metrics")}
+                for found in evaluations
+            ],
         }
         (folder / FIGURES).write_text(json.dumps(about, indent=1, default=str))
         text = "\n".join(_write_text(run, spec, step, evaluations, names))
@@ -178,7 +141,6 @@ def write_card(
 
 def _write_experiment(run: RunRecord, folder: Path, *, with_data: bool) -> dict[str, Any]:
     """Writes the experiment with the files that it names; returns its values."""
-
     written = ExperimentSpec.from_record(run.spec).dump_resolved()
     for path, name in list(list_plugin_names(written)):
         if kept := KeptPlugin.parse(name):
@@ -218,23 +180,6 @@ def _copy_data(node: Any, folder: Path) -> Any:
         target = target.with_name(f"{number}-{Path(node).name}")
     shutil.copyfile(node, target)
     return str(target.relative_to(folder))
-
-
-def _copy_picture(run: RunRecord, name: str, folder: Path) -> bool:
-    source = locate_run_folder(run).pictures / f"{name}.png"
-    if source.is_file():
-        shutil.copyfile(source, folder / source.name)
-    return source.is_file()
-
-
-def _describe_evaluation(found: EvaluationRecord) -> dict[str, Any]:
-    return {
-        "suite": found.suite,
-        "label": found.label,
-        "step": found.step,
-        "n": found.n,
-        "metrics": found.metrics,
-    }
 
 
 def _build_metadata(
@@ -325,7 +270,21 @@ def _write_figures(evaluations: Sequence[EvaluationRecord]) -> Iterator[str]:
     rows = [found for found in evaluations if _has_columns(found)]
     names = [name for name in COLUMNS if any(row.metrics.get(name) is not None for row in rows)]
     if rows:
-        yield from _write_table(rows, names)
+        from rlx.evaluation import compute_recorded_intervals  # brings the rewards
+
+        yield f"| set | when | answers | {' | '.join(COLUMNS[name] for name in names)} |"
+        yield f"| --- | --- | ---: |{' ---: |' * len(names)}"
+        for row in rows:
+            intervals = row.metrics.get("intervals") or compute_recorded_intervals(
+                row.payload or {}, names
+            )
+            cells = []
+            for name in names:
+                value, interval = row.metrics.get(name), intervals.get(name)
+                around = f" [{interval[0]:.3f}, {interval[1]:.3f}]" if interval else ""
+                cells.append("–" if value is None else f"{value:.3f}{around}")
+            yield f"| {row.suite} | {_say_when(row)} | {row.n} | {' | '.join(cells)} |"
+        yield "\n95 % intervals over problems are in brackets.\n"
     for found in evaluations:
         if not _has_columns(found):
             figures = ", ".join(
@@ -339,31 +298,12 @@ def _write_figures(evaluations: Sequence[EvaluationRecord]) -> Iterator[str]:
 
 def _has_columns(found: EvaluationRecord) -> bool:
     """Whether the table shows it: figures of probes and other tools have their own names."""
-    own = not found.suite.startswith(("probe/", *(f"{tool}/" for tool in TOOLS)))
-    return own and any(found.metrics.get(name) is not None for name in COLUMNS)
+    is_own = not found.suite.startswith("probe/") and "tool" not in (found.payload or {})
+    return is_own and any(found.metrics.get(name) is not None for name in COLUMNS)
 
 
 def _say_when(found: EvaluationRecord) -> str:
     return f"step {found.step}" if found.label == "step" else found.label
-
-
-def _write_table(rows: Sequence[EvaluationRecord], names: Sequence[str]) -> Iterator[str]:
-    yield f"| set | when | answers | {' | '.join(COLUMNS[name] for name in names)} |"
-    yield f"| --- | --- | ---: |{' ---: |' * len(names)}"
-    for row in rows:
-        intervals = row.metrics.get("intervals") or compute_recorded_intervals(
-            row.payload or {}, names
-        )
-        cells = [_format_figure(row.metrics.get(name), intervals.get(name)) for name in names]
-        yield f"| {row.suite} | {_say_when(row)} | {row.n} | {' | '.join(cells)} |"
-    yield "\n95 % intervals over problems are in brackets.\n"
-
-
-def _format_figure(value: float | None, interval: Sequence[float] | None) -> str:
-    if value is None:
-        return "–"
-    around = f" [{interval[0]:.3f}, {interval[1]:.3f}]" if interval else ""
-    return f"{value:.3f}{around}"
 
 
 def push_model(folder: Path, name: str, *, private: bool) -> str:

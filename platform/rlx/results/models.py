@@ -6,7 +6,7 @@ import re
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -47,6 +47,7 @@ from rlx.spec.reading import (
     apply_overrides,
     build_refusal,
     explain_validation_error,
+    label_refusal,
     locate_diagnostic,
     parse_yaml_document,
     read_document,
@@ -75,6 +76,7 @@ class TrainedModel:
     step: int | None = None
     mark: str | None = None
 
+    @label_refusal("evaluated")
     def read_spec(self, overrides: Sequence[str]) -> ExperimentSpec:
         """Returns the experiment with overrides, checked with its plugins.
 
@@ -99,12 +101,6 @@ def open_target(
         experiment: file of a model's experiment; None for a run, which has its own.
         url: URL of the registry of runs.
         step: step of one of the run's checkpoints, or `latest`; None for the exported model.
-
-    Raises:
-        SpecError: there is no such run, model or checkpoint, or the run has exported no model yet.
-        InvalidSpec: the experiment is not YAML that rlx can read.
-        EnvironmentFault: the model's files are missing, damaged or unreachable, or the run's folder
-            cannot be written.
     """
     if experiment is not None:
         yield _find_model(name, experiment)
@@ -209,11 +205,6 @@ def load_model(spec: ExperimentSpec, model: str | None = None) -> Iterator[Loade
         spec: provides runner and sampler; of its model section only the chat template is used.
         model: folder in the Hugging Face layout, or name on the hub; None loads the pretrained
             model of `spec`, without a warm start.
-
-    Raises:
-        SpecError: the model does not fit the experiment.
-        EnvironmentFault: model files are missing, or `runner.device` requires a GPU and there is
-            none.
     """
     runner = spec.runner
     source = _choose_source(spec.model, model)
@@ -236,11 +227,6 @@ def load_sampler(
         runner: device, threads, and the engine's precision.
         sampler: the engine.
         dtype: of the loaded parameters.
-
-    Raises:
-        SpecError: the engine cannot run the model.
-        EnvironmentFault: model files or the engine are missing, or `runner.device` requires a GPU
-            and there is none.
     """
     require_engine(sampler)
     device = _choose_device(runner)
@@ -352,64 +338,61 @@ def try_model(spec: ExperimentSpec, prompts: int) -> ModelTrial:
     """
     setups = [build_setup(spec.resolve_phase_spec(phase)) for phase in spec.phases]
     with load_model(spec) as model:
-        tried = [_try_phase(model, setup, prompts) for setup in setups]
-        first, decode = tried[0], model.policy.dialogue.decode_tokens
-        contact = describe_first_contact(setups[0], first.trees, first.table, decode)
-        seconds = tuple(
-            _time_step(model, phase.name, setup, one)
-            for phase, setup, one in zip(spec.phases, setups, tried, strict=True)
-        )
-    return ModelTrial(contact, seconds)
+        tried = [
+            _try_phase(model, phase.name, setup, prompts)
+            for phase, setup in zip(spec.phases, setups, strict=True)
+        ]
+        _, trees, table = tried[0]
+        decode = model.policy.dialogue.decode_tokens
+        contact = describe_first_contact(setups[0], trees, table, decode)
+        seconds = []
+        for setup, (one, trees, table) in zip(setups, tried, strict=True):
+            try:
+                update = _time_updates(model, setup, trees, table)
+                untimed = "" if update is not None else "no token learns"
+            except torch.OutOfMemoryError:
+                update, untimed = None, "its update does not fit beside the sampler on one GPU"
+            seconds.append(replace(one, update=update, untimed=untimed))
+    return ModelTrial(contact, tuple(seconds))
 
 
-@dataclass(frozen=True, slots=True)
-class _TriedPhase:
-    """Rollouts of some problems with their rewards, and the seconds that both took."""
+def _try_phase(
+    model: LoadedModel, phase: str, setup: PhaseSetup, prompts: int
+) -> tuple[StepSeconds, Sequence[RolloutTree], RewardTable]:
+    """Answers and scores some problems.
 
-    problems: int
-    trees: Sequence[RolloutTree]
-    table: RewardTable
-    sampling: float
-    scoring: float
-
-
-def _try_phase(model: LoadedModel, setup: PhaseSetup, prompts: int) -> _TriedPhase:
+    Returns:
+        The seconds of a step without its update, the rollouts, and their rewards.
+    """
     problems, seeds = draw_contact_problems(model.policy, setup, prompts)
-    dialogue = model.policy.dialogue
     host = build_rollout_host(setup, model.pool, model.policy)
     began = time.perf_counter()
     with model.sampler.session() as session:
+        dialogue = model.policy.dialogue
         trees = sample_rollout_trees(setup.plan, problems, seeds, session, dialogue, host)
     sampled = time.perf_counter()
     table = score_rollouts(trees, setup.rewards, model.pool)
     scored = time.perf_counter()
-    return _TriedPhase(len(problems), trees, table, sampled - began, scored - sampled)
+    scale = _get_step_scale(setup, trees)
+    sampling, scoring = scale * (sampled - began), scale * (scored - sampled)
+    return StepSeconds(phase, setup.spec.phases[0].steps, sampling, scoring, None), trees, table
 
 
-def _time_step(
-    model: LoadedModel, phase: str, setup: PhaseSetup, tried: _TriedPhase
-) -> StepSeconds:
-    """Multiplies up to the problems of a step; ranks share them."""
-    spec = setup.spec
-    scale = spec.rollout.prompts_per_step / tried.problems / spec.runner.ranks
-    try:
-        update = _time_updates(model, setup, tried, scale)
-        untimed = "" if update is not None else "no token learns"
-    except torch.OutOfMemoryError:
-        update, untimed = None, "its update does not fit beside the sampler on one GPU"
-    sampling, scoring = scale * tried.sampling, scale * tried.scoring
-    return StepSeconds(phase, spec.phases[0].steps, sampling, scoring, update, untimed)
+def _get_step_scale(setup: PhaseSetup, trees: Sequence[RolloutTree]) -> float:
+    """Problems that a rank has in a step, per problem that was tried."""
+    tried = len(trees) // setup.plan.trees_per_prompt
+    return setup.spec.rollout.prompts_per_step / tried / setup.spec.runner.ranks
 
 
 def _time_updates(
-    model: LoadedModel, setup: PhaseSetup, tried: _TriedPhase, scale: float
+    model: LoadedModel, setup: PhaseSetup, trees: Sequence[RolloutTree], table: RewardTable
 ) -> float | None:
     """Seconds of all passes of a step over its tokens, and of its optimizer steps; None if no token
     learns."""
     spec, needs = setup.spec, setup.needs
     needs_reward = spec.learns_from_rewards
-    without = find_lost_rows(tried.trees, tried.table, needs_reward=needs_reward)
-    rows = build_scored_rows(setup, tried.trees, tried.table, without=without)
+    without = find_lost_rows(trees, table, needs_reward=needs_reward)
+    rows = build_scored_rows(setup, trees, table, without=without)
     if rows is None or not rows.mask.any():
         return None
     if model.device.type == "cpu":
@@ -429,12 +412,10 @@ def _time_updates(
         passes += one.forward * (count_reference_parameters(spec, own) / own - 1)
     passes += sum(each.updates_per_rollout for each in updates) * one.gradient
     steps = sum(each.mini_batches * each.updates_per_rollout for each in updates)
-    return scale * passes + steps * one.optimizer
+    return _get_step_scale(setup, trees) * passes + steps * one.optimizer
 
 
 STEP = re.compile(r"latest|[0-9]{1,10}")
-
-
 SERVED_SECTIONS = ("runner", "sampler")
 
 
@@ -462,8 +443,8 @@ class OpenModel:
     engine: SamplingEngine
     max_rows: int
     folder: str
-    run: RunRecord | None = None
-    step: int | None = None
+    run: RunRecord | None
+    step: int | None
 
 
 @contextmanager
@@ -489,24 +470,41 @@ def open_served_model(
         SERVED_SECTIONS,
         f"of what is served, only {' and '.join(SERVED_SECTIONS)} may be changed",
     )
-    run, _, step = name.partition("@")
-    if expand_path(name).exists() or not RUN_LIKE.fullmatch(run):
-        source = PretrainedModelSpec(path=name)
-        check_model_files(source)
-        settings = _read_settings(parse_yaml_document("sampler: {}", "the defaults"), overrides)
-        with _open(name, Path(name).name, source, settings, max_tokens) as opened:
-            yield opened
-        return
-    if step and not STEP.fullmatch(step):
+    ref, _, step = name.partition("@")
+    is_model = expand_path(name).exists() or not RUN_LIKE.fullmatch(ref)
+    if not is_model and step and not STEP.fullmatch(step):
         raise SpecError(f"{escape_unprintable(name)}: write RUN@STEP with a number, or RUN@latest")
-    at = int(step) if step.isdigit() else step or None
-    with open_target(run, None, url, at) as found:
-        own = ExperimentSpec.model_validate_json(to_json(found.document.tree)).model
-        chat = isinstance(own, PretrainedModelSpec) and own.chat_template
-        source = PretrainedModelSpec(path=found.model, chat_template=chat)
-        settings = _read_settings(found.document, overrides)
-        with _open(found.name, name, source, settings, max_tokens) as opened:
-            yield replace(opened, run=found.run, step=found.step)
+    run: RunRecord | None = None
+    at: int | None = None
+    with ExitStack() as stack:
+        if is_model:
+            found, alias = name, Path(name).name
+            source = PretrainedModelSpec(path=name)
+            check_model_files(source)
+            document = parse_yaml_document("sampler: {}", "the defaults")
+        else:
+            wanted = int(step) if step.isdigit() else step or None
+            target = stack.enter_context(open_target(ref, None, url, wanted))
+            document = target.document
+            own = ExperimentSpec.model_validate_json(to_json(document.tree)).model
+            chat = isinstance(own, PretrainedModelSpec) and own.chat_template
+            source = PretrainedModelSpec(path=target.model, chat_template=chat)
+            found, alias, run, at = target.name, name, target.run, target.step
+        settings = _read_settings(document, overrides)
+        runner, sampler = settings.runner, settings.sampler
+        dtype = getattr(torch, runner.dtype)
+        policy, engine = stack.enter_context(load_sampler(source, runner, sampler, dtype))
+        with engine.session() as session:
+            length = session.context_length
+        model = ServedModel(
+            found,
+            policy,
+            length,
+            aliases=frozenset({alias}),
+            min_temperature=sampler.min_temperature,
+            max_tokens=max_tokens,
+        )
+        yield OpenModel(model, engine, sampler.max_rows, source.path, run, at)
 
 
 def _read_settings(document: YamlDocument, overrides: Sequence[str]) -> EngineSettings:
@@ -520,23 +518,3 @@ def _read_settings(document: YamlDocument, overrides: Sequence[str]) -> EngineSe
         faults = explain_validation_error(error, EngineSettings, own)
         located = [locate_diagnostic(fault, document) for fault in faults]
         raise build_refusal(located, document.file) from None
-
-
-@contextmanager
-def _open(
-    name: str, alias: str, source: PretrainedModelSpec, settings: EngineSettings, max_tokens: int
-) -> Iterator[OpenModel]:
-    runner, sampler = settings.runner, settings.sampler
-    dtype = getattr(torch, runner.dtype)
-    with load_sampler(source, runner, sampler, dtype) as (policy, engine):
-        with engine.session() as session:
-            length = session.context_length
-        model = ServedModel(
-            name,
-            policy,
-            length,
-            aliases=frozenset({alias}),
-            min_temperature=sampler.min_temperature,
-            max_tokens=max_tokens,
-        )
-        yield OpenModel(model, engine, sampler.max_rows, source.path)

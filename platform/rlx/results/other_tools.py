@@ -90,7 +90,13 @@ def evaluate_with(
         SpecError: there is no such tool, task's file, run, model or checkpoint.
         EnvironmentFault: the interpreter has no such tool, or the tool failed.
     """
-    tool, task = _parse_tool(tool_and_task)
+    named, _, task = tool_and_task.partition(":")
+    tool = next((known for known in TOOLS if known == named and task), None)
+    if tool is None:
+        raise SpecError(f"{escape_unprintable(tool_and_task)}: write lm_eval:TASK or inspect:FILE")
+    is_file = tool == "inspect" or Path(task).suffix in TASK_FILES
+    if is_file and not Path(task).is_file():
+        raise SpecError(f"there is no file {escape_unprintable(task)}")
     module, packages = TOOLS[tool]
     try:
         is_there = finds_module(python, module)
@@ -103,27 +109,30 @@ def evaluate_with(
         )
     url = get_registry_url(registry)
     with (
-        tempfile.TemporaryDirectory(prefix="rlx-eval-") as folder,
+        tempfile.TemporaryDirectory(prefix="rlx-eval-") as place,
         open_served_model(target, overrides, url, MAX_TOKENS) as opened,
         _serve(opened) as (address, token),
     ):
-        name = opened.model.name
+        name, folder = opened.model.name, Path(place)
         report(f"{tool} evaluates {escape_unprintable(name)}", err=True)
-        run = _run_lm_eval if tool == "lm_eval" else _run_inspect
-        served = _ServedTask(python, task, limit, opened, address, token, Path(folder))
-        figures = run(served)
+        if tool == "lm_eval":
+            command = _build_lm_eval_command(task, opened, address, folder)
+            settings = {"OPENAI_API_KEY": token}
+        else:
+            command = _build_inspect_command(task, name, folder)
+            paths = [str(folder), *filter(None, [os.environ.get("PYTHONPATH")])]
+            settings = {"RLX_BASE_URL": address, "RLX_API_KEY": token}
+            settings["PYTHONPATH"] = os.pathsep.join(paths)
+        command = [python, "-m", *command, *(() if limit is None else ("--limit", str(limit)))]
+        environment = {**os.environ, **settings}
+        # What it prints goes to stderr, since results are printed to stdout.
+        done = subprocess.run(command, env=environment, stdout=sys.stderr, check=False)
+        if code := done.returncode:
+            raise EnvironmentFault(f"{tool} ended with exit code {code}; it says why, above")
+        read = _read_lm_eval_figures if tool == "lm_eval" else _read_inspect_figures
+        figures = read(folder)
         recorded = _record(opened, tool, figures, url, report) if record else None
     return ToolEvaluation(name, tool, figures, recorded)
-
-
-def _parse_tool(text: str) -> tuple[Tool, str]:
-    tool, _, task = text.partition(":")
-    for known in TOOLS:
-        if tool == known and task:
-            if (known == "inspect" or Path(task).suffix in TASK_FILES) and not Path(task).is_file():
-                raise SpecError(f"there is no file {escape_unprintable(task)}")
-            return known, task
-    raise SpecError(f"{escape_unprintable(text)}: write lm_eval:TASK or inspect:FILE")
 
 
 @contextmanager
@@ -149,59 +158,28 @@ def _serve(opened: OpenModel) -> Iterator[tuple[str, str]]:
             thread.join()
 
 
-@dataclass(frozen=True, slots=True)
-class _ServedTask:
-    """A task of a tool, and the model that is served for it.
-
-    Attributes:
-        python: an interpreter that has the tool.
-        task: as the tool names it.
-        limit: number of samples; None takes all.
-        opened: the model; `address` and `token` are those of its interface.
-        folder: for what the tool reads and writes.
-    """
-
-    python: str
-    task: str
-    limit: int | None
-    opened: OpenModel
-    address: str
-    token: str
-    folder: Path
-
-
-def _run(
-    tool: Tool, served: _ServedTask, module: Sequence[str], environment: Mapping[str, str]
-) -> None:
-    """Runs a tool; what it prints goes to stderr, since results are printed to stdout."""
-    limit = [] if served.limit is None else ["--limit", str(served.limit)]
-    code = subprocess.run(
-        [served.python, "-m", *module, *limit],
-        env={**os.environ, **environment},
-        stdout=sys.stderr,
-        check=False,
-    ).returncode
-    if code:
-        raise EnvironmentFault(f"{tool} ended with exit code {code}; it says why, above")
-
-
-def _run_lm_eval(served: _ServedTask) -> dict[str, dict[str, Any]]:
+def _build_lm_eval_command(task: str, opened: OpenModel, address: str, folder: Path) -> list[str]:
     settings = {
-        "model": served.opened.model.name,
-        "base_url": f"{served.address}/completions",
-        "tokenizer": served.opened.folder,
+        "model": opened.model.name,
+        "base_url": f"{address}/completions",
+        "tokenizer": opened.folder,
         "num_concurrent": 16,
     }
-    command = ["lm_eval", "--model", "local-completions", "--tasks", served.task]
-    command += ["--model_args", ",".join(f"{key}={value}" for key, value in settings.items())]
-    command += ["--output_path", str(served.folder)]
-    _run("lm_eval", served, command, {"OPENAI_API_KEY": served.token})
+    arguments = ",".join(f"{key}={value}" for key, value in settings.items())
+    command = ["lm_eval", "--model", "local-completions", "--tasks", task]
+    return [*command, "--model_args", arguments, "--output_path", str(folder)]
+
+
+def _read_lm_eval_figures(folder: Path) -> dict[str, dict[str, Any]]:
     figures: dict[str, dict[str, Any]] = {}
-    for path in sorted(served.folder.rglob("results_*.json")):
+    for path in sorted(folder.rglob("results_*.json")):
         found = json.loads(path.read_text())
         for name, metrics in found["results"].items():
-            named = {_name_metric(key): value for key, value in metrics.items()}
-            plain = {key: value for key, value in named.items() if isinstance(value, int | float)}
+            plain = {}
+            for key, value in metrics.items():
+                metric, _, chosen = key.partition(",")  # `acc,none`, or the filter of the answers
+                if isinstance(value, int | float):
+                    plain[metric if chosen in ("", "none") else f"{metric}/{chosen}"] = value
             count = (found.get("n-samples") or {}).get(name) or {}
             length = plain.pop("sample_len", 0)
             n = int(count.get("effective") or length)
@@ -209,28 +187,21 @@ def _run_lm_eval(served: _ServedTask) -> dict[str, dict[str, Any]]:
     return figures
 
 
-def _name_metric(key: str) -> str:
-    """`acc` for lm-eval's `acc,none`; with a filter that chose the answers, `acc/FILTER`."""
-    metric, _, chosen = key.partition(",")
-    return metric if chosen in ("", "none") else f"{metric}/{chosen}"
-
-
-def _run_inspect(served: _ServedTask) -> dict[str, dict[str, Any]]:
+def _build_inspect_command(task: str, name: str, folder: Path) -> list[str]:
+    """The command; what it imports from rlx is copied into the folder."""
     import rlx.evaluation
 
-    offered, logs = served.folder / "offered", served.folder / "logs"
-    offered.mkdir()
     figures_of_rlx = Path(rlx.evaluation.__file__).parent
-    shutil.copy(figures_of_rlx / "inspect_metric.py", offered / "rlx_inspect.py")
-    shutil.copy(figures_of_rlx / "calibration.py", offered / "calibration_of_rlx.py")
-    command = ["inspect_ai", "eval", served.task, "--display", "plain"]
-    command += ["--model", f"openai-api/rlx/{served.opened.model.name}"]
-    command += ["--log-dir", str(logs), "--log-format", "json"]
-    paths = [str(offered), *filter(None, [os.environ.get("PYTHONPATH")])]
-    environment = {"RLX_BASE_URL": served.address, "RLX_API_KEY": served.token}
-    _run("inspect", served, command, {**environment, "PYTHONPATH": os.pathsep.join(paths)})
+    shutil.copy(figures_of_rlx / "inspect_metric.py", folder / "rlx_inspect.py")
+    shutil.copy(figures_of_rlx / "calibration.py", folder / "calibration_of_rlx.py")
+    command = ["inspect_ai", "eval", task, "--display", "plain"]
+    command += ["--model", f"openai-api/rlx/{name}"]
+    return [*command, "--log-dir", str(folder / "logs"), "--log-format", "json"]
+
+
+def _read_inspect_figures(folder: Path) -> dict[str, dict[str, Any]]:
     figures: dict[str, dict[str, Any]] = {}
-    for path in sorted(logs.glob("*.json")):
+    for path in sorted((folder / "logs").glob("*.json")):
         log = json.loads(path.read_text())
         name = str(log["eval"]["task"])
         if log["status"] != "success":

@@ -4,7 +4,7 @@ import json
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from rlx.errors import SpecError
 from rlx.launch import get_registry_url
@@ -78,7 +78,6 @@ class ProbeRequest:
         problems: number of held-out problems.
         samples: continuations per cut point.
         schemes: how to alter the reasoning; empty takes the experiment's.
-        cut: where to cut: `fraction`, `sentence` or `token`.
         seed: seed of problems and sampling.
         overrides: `key=value`; of a run only of the sections `probe`, `runner`, `sampler`, `seed`.
     """
@@ -88,15 +87,17 @@ class ProbeRequest:
     problems: int | None = None
     samples: int | None = None
     schemes: tuple[str, ...] = ()
-    cut: str | None = None
     seed: int | None = None
     overrides: tuple[str, ...] = ()
 
     def list_overrides(self) -> tuple[str, ...]:
         """Returns the overrides and the settings as `key=value`; the settings win."""
-        probe = {"problems": self.problems, "samples": self.samples}
-        settings: dict[str, Any] = {f"probe.{name}": value for name, value in probe.items()}
-        settings |= {"probe.schemes": list(self.schemes) or None, "seed": self.seed}
+        settings = {
+            "probe.problems": self.problems,
+            "probe.samples": self.samples,
+            "probe.schemes": list(self.schemes) or None,
+            "seed": self.seed,
+        }
         named = [f"{key}={json.dumps(v)}" for key, v in settings.items() if v is not None]
         return (*self.overrides, *named)
 

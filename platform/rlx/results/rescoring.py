@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from rlx.assignment import build_scored_rows, compute_answer_scores, find_lost_rows
-from rlx.batch import TokenBatch, list_batch_rows
+from rlx.batch import list_batch_rows
 from rlx.discovery import describe_data_changes, describe_plugin_changes, list_plugin_records
 from rlx.errors import ShapeError, SpecError
 from rlx.launch import locate_run_folder, open_registry
@@ -26,7 +26,7 @@ from rlx.progress import ShowProgress, ignore_progress
 from rlx.record import StoredStep, TrainedRows, read_step
 from rlx.results.requests import OpenedRun, RescoreRequest, check_sections, locate_target
 from rlx.results.stored_steps import select_rollout_steps
-from rlx.reward import Place, RewardEntry, RewardPool, RewardTable, score_rollouts
+from rlx.reward import Place, RewardPool, RewardTable, score_rollouts
 from rlx.run import ControllerState, build_trained_rows, read_token_streams
 from rlx.spec import ExperimentSpec
 from rlx.spec.reading import apply_overrides, label_refusal, parse_yaml_document
@@ -105,12 +105,13 @@ class FigureChange:
         n = len(differ)
         self.n += n
         self.changed += int(differ.sum())
+        of_tokens = self.unit == "tokens"
         if before is not None:
             self.n_before += n
-            self.before += self._sum(before)
+            self.before += float((before.abs() if of_tokens else before).double().sum())
         if after is not None:
             self.n_after += n
-            self.after += self._sum(after)
+            self.after += float((after.abs() if of_tokens else after).double().sum())
         if before is None or after is None:
             self.appeared += n * (after is not None)
             self.vanished += n * (before is not None)
@@ -118,10 +119,6 @@ class FigureChange:
             self.largest = max(self.largest, float((after.double() - before.double()).abs().max()))
             if self.what == "advantages":
                 self.turned += int((before.sign() * after.sign() < 0).sum())
-
-    def _sum(self, values: Tensor) -> float:
-        values = values.double()
-        return float((values.abs() if self.unit == "tokens" else values).sum())
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,10 +210,10 @@ class Rescoring:
             one = None if old is None else old[found.kept][:, : own.shape[1]][own].double()
             other = None if new is None else new[own].double()
             differ = own[own] if one is None or other is None else one != other
-            self._get_change(name, "tokens").add(one, other, differ)
+            self.changes.setdefault(name, FigureChange(name, "tokens")).add(one, other, differ)
         for name in SCORES:
             one, other = before.scores[name][found.kept], found.rows.scores[name]
-            self._get_change(name, "rows").add(one, other, one != other)
+            self.changes.setdefault(name, FigureChange(name, "rows")).add(one, other, one != other)
         self._keep_rows(found)
 
     def add_rewards(self, before: RewardTable, after: RewardTable) -> None:
@@ -228,12 +225,17 @@ class Rescoring:
                 for name in sorted(one.keys() | other.keys()):
                     entries = one.get(name), other.get(name)
                     known = [e and (e.raw, e.weight, e.status) for e in entries]
-                    was, now = (_compute_weighted_reward(e) for e in entries)
+                    # An absent reward is not the same as 0.
+                    was, now = (
+                        None
+                        if e is None or e.raw is None
+                        else torch.tensor([e.raw * e.weight], dtype=torch.float64)
+                        for e in entries
+                    )
                     differ = torch.tensor([known[0] != known[1]])
-                    self._get_change(f"reward {name}", "scores").add(was, now, differ)
-
-    def _get_change(self, what: str, unit: str) -> FigureChange:
-        return self.changes.setdefault(what, FigureChange(what, unit))
+                    what = f"reward {name}"
+                    change = self.changes.setdefault(what, FigureChange(what, "scores"))
+                    change.add(was, now, differ)
 
     def _keep_rows(self, found: RescoredStep) -> None:
         old, new = found.stored.rows.tokens["advantages"], found.rows.tokens["advantages"]
@@ -246,13 +248,6 @@ class Rescoring:
                 break
             kept = [*self.rows, ChangedRow(gap, row, found)]
             self.rows = sorted(kept, key=lambda one: -one.gap)[: self.most]
-
-
-def _compute_weighted_reward(entry: RewardEntry | None) -> Tensor | None:
-    """The weighted reward, `[1]`; None if it is absent, which is not the same as 0."""
-    if entry is None or entry.raw is None:
-        return None
-    return torch.tensor([entry.raw * entry.weight], dtype=torch.float64)
 
 
 def _rescore_steps(
@@ -274,26 +269,19 @@ def _rescore_steps(
             body = registry.results.rollout_body(run.id, step)
             statistics, setup = body.statistics, build_phase(body.statistics["phase"])
             stored = read_step(read_body(folder.root / body.path, body.sha256))
+            credit, estimator = setup.spec.credit, setup.spec.estimator.plugin
             if step != last + 1:
                 controllers = None
-            controllers = _build_controller_state(setup, controllers, statistics, own=own)
+            if controllers is None and own:
+                states = {estimator: statistics["state_before"]}
+                controllers = ControllerState.resume(credit, statistics["beta"], states, 0)
+            else:
+                controllers = ControllerState.begin(credit, controllers)
             found, train = _rescore_step(
                 step, stored, setup, controllers, statistics["max_tokens"], pool
             )
             controllers, last = controllers.after(train, setup.spec, with_critic=False), step
             yield found
-
-
-def _build_controller_state(
-    setup: PhaseSetup, before: ControllerState | None, statistics: Mapping[str, Any], *, own: bool
-) -> ControllerState:
-    credit, estimator = setup.spec.credit, setup.spec.estimator.plugin
-    if before is not None:
-        return ControllerState.begin(credit, before)
-    if not own:
-        return ControllerState.begin(credit, None)
-    states = {estimator: statistics["state_before"]}
-    return ControllerState.resume(credit, statistics["beta"], states, 0)
 
 
 def _rescore_step(
@@ -304,18 +292,26 @@ def _rescore_step(
     max_tokens: Mapping[str, int],
     pool: RewardPool,
 ) -> tuple[RescoredStep, TrainBatch]:
-    table = _score_stored_trees(stored, setup, pool)
+    # Greedy baseline trees are scored apart from the others, as in training.
+    greedy = [t for t, role in enumerate(stored.roles) if role == "greedy"]
+    parts = [[t for t, role in enumerate(stored.roles) if role != "greedy"], greedy]
+    tables = [score_rollouts([stored.trees[t] for t in p], setup.rewards, pool) for p in parts]
+    table = RewardTable.merge_tables(tables, parts)
     needs_reward = setup.spec.learns_from_rewards
     lost = find_lost_rows(stored.trees, table, needs_reward=needs_reward)
     scored = flatten_stored_rows(stored, setup, table, without=lost)
     if scored is None:
         raise ShapeError(f"step {step}: no row has all of its rewards")
+    recomputed = {}
+    if greedy:  # the score of the greedy answer to each row's prompt
+        trees = [greedy[t] for t in scored.batch.tree_ids.tolist()]
+        recomputed["greedy_scores"] = compute_answer_scores(stored.trees, table, trees)
     train, kept = credit_stored_rows(
         step,
         stored,
         scored,
         setup,
-        recomputed=_rescore_greedy(stored, table, scored.batch),
+        recomputed=recomputed,
         beta=controllers.kl.beta,
         state=controllers.states.get(setup.spec.estimator.plugin, {}),
         max_tokens={**max_tokens, **setup.max_tokens},
@@ -390,29 +386,6 @@ def credit_stored_rows(
     return assign_credit(scored, streams, replace(setup.rules, max_tokens=max_tokens)), kept
 
 
-def _score_stored_trees(stored: StoredStep, setup: PhaseSetup, pool: RewardPool) -> RewardTable:
-    """Scores all trees; greedy baseline trees are scored apart from the others, as in training."""
-    numbers = [
-        [t for t, role in enumerate(stored.roles) if (role == "greedy") == greedy]
-        for greedy in (False, True)
-    ]
-    tables = [
-        score_rollouts([stored.trees[t] for t in part], setup.rewards, pool) for part in numbers
-    ]
-    return RewardTable.merge_tables(tables, numbers)
-
-
-def _rescore_greedy(
-    stored: StoredStep, table: RewardTable, batch: TokenBatch
-) -> Mapping[str, Tensor]:
-    """`greedy_scores`, `[B]` score of the greedy answer to each row's prompt, if there are any."""
-    greedy = [t for t, role in enumerate(stored.roles) if role == "greedy"]
-    if not greedy:
-        return {}
-    trees = [greedy[t] for t in batch.tree_ids.tolist()]
-    return {"greedy_scores": compute_answer_scores(stored.trees, table, trees)}
-
-
 def rescore(
     request: RescoreRequest | str | OpenedRun,
     *,
@@ -456,21 +429,18 @@ def _build_rescore_spec(
     has become of its plugins since."""
     reason = f"stored rollouts cannot be changed; only {', '.join(RULES)} may be changed"
     check_sections(overrides, RULES, reason)
-    tree = _resolve_run_spec(run)
+    recorded = ExperimentSpec.from_record(run.spec).dump_resolved()
+    tree = dict(recorded)
     if file is not None:
         other = read_spec(file).spec.dump_resolved()
         tree |= {name: other[name] for name in RULES}
     document = parse_yaml_document(json.dumps(tree, indent=2), f"the experiment of {run.id}")
     read = validate_document(apply_overrides(document, overrides), Path(document.file))
     plugins = check_read_spec(read)
-    own = read.spec.dump_resolved() == _resolve_run_spec(run)
+    if read.spec.dump_resolved() != recorded:
+        return read.spec, False, []
     notes = [
         *describe_plugin_changes(plugins.provenance, run.plugins),
         *describe_data_changes(list_plugin_records(read.spec, plugins), run.plugins),
     ]
-    notes = notes if own else []
-    return read.spec, own, list(dict.fromkeys(notes))
-
-
-def _resolve_run_spec(run: RunRecord) -> dict[str, Any]:
-    return ExperimentSpec.from_record(run.spec).dump_resolved()
+    return read.spec, True, list(dict.fromkeys(notes))

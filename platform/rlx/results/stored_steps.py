@@ -38,7 +38,10 @@ def select_rollout_steps(
     """
     there = registry.results.rollout_steps(run.id)
     if not there:
-        raise SpecError(f"{run.id} has recorded no rollouts{_explain_absence(run)}")
+        why = "" if run.effective_status in ENDED else " yet"
+        if run.spec.get("tracking", {}).get("rollouts") == "none":
+            why = ": its spec says `tracking.rollouts: none`"
+        raise SpecError(f"{run.id} has recorded no rollouts{why}")
     if missing := sorted(set(requested) - set(there)):
         whole = len(there) == there[-1] - there[0] + 1
         few = "" if whole else f", {len(there)} of them (`tracking.rollouts`)"
@@ -68,9 +71,3 @@ def load_step_accounts(run: RunRecord, body: BodyRecord) -> StepAccounts:
     stored = read_step(read_body(folder.root / body.path, body.sha256))
     accounts = stored_accounts(stored.trees, stored.rewards, stored.rows, spec.credit, speech)
     return StepAccounts(spec, accounts, speech is not None)
-
-
-def _explain_absence(run: RunRecord) -> str:
-    if run.spec.get("tracking", {}).get("rollouts") == "none":
-        return ": its spec says `tracking.rollouts: none`"
-    return "" if run.effective_status in ENDED else " yet"

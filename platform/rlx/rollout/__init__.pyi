@@ -12,10 +12,9 @@ from .dialogue import (
     Pieces,
     Sampler,
     SamplingSession,
-    TokenReader,
-    ToolDialogue,
     TurnPrompt,
     build_piece_splitter,
+    build_turn_segment,
     encode_between_turns,
     encode_opening,
     fill_turn_template,
@@ -45,7 +44,6 @@ from .schedule import (
     RolloutHost,
     RolloutPlan,
     build_rollout_plan,
-    build_turn_segment,
     sample_rollout_trees,
 )
 from .tools import (
@@ -106,8 +104,6 @@ __all__ = [
     "Schema",
     "Segment",
     "Span",
-    "TokenReader",
-    "ToolDialogue",
     "ToolHost",
     "TurnPrompt",
     "TurnRequest",

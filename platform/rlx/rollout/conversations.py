@@ -11,25 +11,22 @@ and those of the second another.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 from rlx.errors import SpecError
 from rlx.plugin import FAILED, Action, Message, Problem, Step, ToolCall
 from rlx.rollout.dialogue import (
-    Completion,
     CompletionRequest,
     Dialogue,
     SamplingSession,
-    ToolDialogue,
     TurnPrompt,
+    build_turn_segment,
     encode_opening,
     list_example_messages,
-    may_close_think,
-    read_turn,
 )
 from rlx.rollout.hosts import BlockingCalls, EnvironmentHost, HostFault, QueueingHost
 from rlx.rollout.tools import Schema, limit_calls, list_schemas
-from rlx.rollout.tree import NO_PARENT, RolloutTree, Segment, Span, find_hull, find_spans
+from rlx.rollout.tree import NO_PARENT, RolloutTree, Segment
 from rlx.seeding import derive_seed
 from rlx.spec import (
     AgentRolloutSpec,
@@ -134,38 +131,15 @@ class SampledTurn:
 
     Attributes:
         game: its game; the turn belongs to the game's next player.
-        number: number in its rollout, from 1.
-        seed: sampling seed.
+        segment: the turn; the environment's answer says its kind.
         order: number of the session's call, and index of its completion in it.
         calls: the calls of tools in it.
     """
 
     game: OngoingGame
-    number: int
-    seed: int
+    segment: Segment
     order: tuple[int, int]
-    completion: Completion
-    text: str
-    spans: Mapping[str, Span]
-    hull: tuple[int, int] | None
     calls: tuple[ToolCall, ...] = ()
-
-    def segment(self, kind: str, info: Mapping[str, Any]) -> Segment:
-        """Builds the turn's segment, with the kind and info that the environment reported."""
-        return Segment(
-            parent=NO_PARENT,
-            author="policy",
-            token_ids=self.completion.token_ids,
-            turn=self.number,
-            kind=kind,
-            logprobs=self.completion.logprobs,
-            finish_reason=self.completion.finish_reason,
-            text=self.text,
-            spans=self.spans,
-            hull=self.hull,
-            seed=self.seed,
-            info=info,
-        )
 
 
 def build_player_trees(problem: Problem, games: Sequence[OngoingGame]) -> Iterator[RolloutTree]:
@@ -291,9 +265,9 @@ class EnvironmentPlan:
     def action(self, turn: SampledTurn) -> Action:
         """A sampled turn, as the environment receives it."""
         player = turn.game.next if self.players > 1 else None
-        spans = {name: span.text for name, span in turn.spans.items()}
-        finish = turn.completion.finish_reason
-        return self.build_action(turn.text, spans, turn.number, finish, player, turn.calls)
+        own = turn.segment
+        spans = {name: span.text for name, span in own.spans.items()}
+        return self.build_action(own.text, spans, own.turn, own.finish_reason, player, turn.calls)
 
     def read_calls(
         self, dialogue: Dialogue, text: str, context: Sequence[int]
@@ -301,8 +275,7 @@ class EnvironmentPlan:
         """The calls of tools in a turn after the tokens `context`."""
         if not self.tools:
             return ()
-        read = cast(ToolDialogue, dialogue).read_reply(text, context, self.tools)
-        return limit_calls(read.calls)
+        return limit_calls(dialogue.read_reply(text, context, self.tools).calls)
 
     def encode_answer(
         self,
@@ -326,8 +299,7 @@ class EnvironmentPlan:
         if not self.tools:
             return dialogue.encode_observation(text, after, inline=self.inline, prefix=prefix)
         results = list(zip(calls, step.results, strict=True))
-        speech = cast(ToolDialogue, dialogue)
-        return speech.encode_results(results, text, after, self.tools, prefix)
+        return dialogue.encode_results(results, text, after, self.tools, prefix)
 
     def build_action(
         self,
@@ -484,7 +456,7 @@ class _SamplingLoop:
         if isinstance(answer, HostFault):
             game.state = None
             if turn is not None:
-                game.mover.add_turn(turn.segment(FAILED, {}))
+                game.mover.add_turn(turn.segment)
             _end_with_fault(game, answer, self.plan)
             return
         if turn is None:
@@ -499,7 +471,7 @@ class _SamplingLoop:
     def _record_step(self, turn: SampledTurn, step: Step) -> bool:
         """Records a turn and its answer; returns whether the game goes on."""
         plan, game, mover = self.plan, turn.game, turn.game.mover
-        mover.add_turn(turn.segment(step.kind, step.info))
+        mover.add_turn(replace(turn.segment, kind=step.kind, info=step.info))
         if plan.players > 1:
             game.players[1 - game.next].report(step.opponent_info)
             game.next = step.player
@@ -546,14 +518,18 @@ class _SamplingLoop:
         self.calls += 1
         flat = [pair for group in groups for pair in group]
         for order, ((number, game), completion) in enumerate(zip(flat, completions, strict=True)):
-            text, ends = read_turn(self.dialogue, completion.token_ids, sampling.prefix)
-            turn = game.mover.turns + 1
-            first = may_close_think(self.dialogue, turn, game.mover.context)
-            spans = find_spans(text, ends, sampling.spans, first_turn=first)
-            hull = find_hull(text, ends, sampling.spans, first_turn=first)
-            seed, at = game.derive_turn_seed(self.seeds[game.tree]), (self.calls, order)
-            calls = self.plan.read_calls(self.dialogue, text, game.mover.context)
-            yield number, SampledTurn(game, turn, seed, at, completion, text, spans, hull, calls)
+            segment = build_turn_segment(
+                completion,
+                self.dialogue,
+                sampling,
+                parent=NO_PARENT,
+                number=game.mover.turns + 1,
+                kind=FAILED,  # until it is answered
+                seed=game.derive_turn_seed(self.seeds[game.tree]),
+                context=game.mover.context,
+            )
+            calls = self.plan.read_calls(self.dialogue, segment.text, game.mover.context)
+            yield number, SampledTurn(game, segment, (self.calls, order), calls)
 
     def _group_games(
         self, batch: Sequence[tuple[int, OngoingGame]]
@@ -634,7 +610,15 @@ def _show_observation(
         )
     except SpecError as error:
         return HostFault(f"its observation cannot be shown: {error}")
-    rollout.chain.append(_build_observation_segment(prompt, step))
+    rollout.chain.append(
+        Segment(
+            parent=NO_PARENT,
+            author="environment",
+            token_ids=prompt.token_ids,
+            text=prompt.text,
+            info={} if step.anchor is None else {"state": step.anchor},
+        )
+    )
     rollout.context += prompt.token_ids
     return None
 
@@ -643,16 +627,6 @@ def _end_with_fault(game: OngoingGame, fault: HostFault, plan: EnvironmentPlan) 
     """Ends the rollouts of all players."""
     for rollout in game.players:
         rollout.chain.append(build_fault_segment(fault, plan))
-
-
-def _build_observation_segment(prompt: TurnPrompt, step: Step) -> Segment:
-    return Segment(
-        parent=NO_PARENT,
-        author="environment",
-        token_ids=prompt.token_ids,
-        text=prompt.text,
-        info={} if step.anchor is None else {"state": step.anchor},
-    )
 
 
 def build_fault_segment(fault: HostFault, plan: EnvironmentPlan) -> Segment:

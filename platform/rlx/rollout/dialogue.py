@@ -3,11 +3,12 @@
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from typing import Literal, Protocol, cast
+from typing import Literal, Protocol
 
 from rlx.errors import SpecError
 from rlx.plugin import Message, Problem, ToolCall
 from rlx.rollout.tools import ReadReply, Schema
+from rlx.rollout.tree import Segment, find_hull, find_spans
 from rlx.spec import RolloutSpec, TurnSpec
 
 Pieces = Callable[[Sequence[int]], Sequence[str]]
@@ -31,10 +32,15 @@ class Dialogue(Protocol):
     """Converts text to tokens and back in the model's format. Never re-tokenises sampled tokens."""
 
     def open(
-        self, text: str, system: str = "", history: Sequence[Message] = (), prefix: str = ""
+        self,
+        text: str,
+        system: str = "",
+        history: Sequence[Message] = (),
+        prefix: str = "",
+        tools: Sequence[Schema] = (),
     ) -> tuple[int, ...]:
-        """Tokens of an optional system message, earlier messages and `text`, up to the start of the
-        first turn, which begins with `prefix`."""
+        """Tokens of an optional system message, tools, earlier messages and `text`, up to the start
+        of the first turn, which begins with `prefix`."""
         ...
 
     def reply(self, text: str, after: Sequence[int], prefix: str = "") -> tuple[int, ...]:
@@ -53,6 +59,10 @@ class Dialogue(Protocol):
         """Text of a turn without its end token, and the text's length after every token."""
         ...
 
+    def piece(self, token: int) -> str:
+        """Decodes a single token; special tokens give their names."""
+        ...
+
     def break_control_tokens(self, text: str) -> str:
         """Inserts a space into every name of a control token: `<|im_end|>` becomes `< |im_end|>`.
 
@@ -69,21 +79,6 @@ class Dialogue(Protocol):
             inline: only the text, directly after the turn; otherwise like `reply`.
             prefix: how the next turn begins.
         """
-        ...
-
-
-class ToolDialogue(Dialogue, Protocol):
-    """A dialogue that can also show tools, and read calls of them."""
-
-    def open(
-        self,
-        text: str,
-        system: str = "",
-        history: Sequence[Message] = (),
-        prefix: str = "",
-        tools: Sequence[Schema] = (),
-    ) -> tuple[int, ...]:
-        """As `Dialogue.open`, with tools."""
         ...
 
     def encode_results(
@@ -111,14 +106,8 @@ class ToolDialogue(Dialogue, Protocol):
         ...
 
 
-class _ReplyingDialogue(Protocol):
-    def reply(self, text: str, after: Sequence[int], prefix: str = "") -> tuple[int, ...]: ...
-
-    def encode(self, text: str) -> tuple[int, ...]: ...
-
-
 def encode_between_turns(
-    dialogue: _ReplyingDialogue, text: str, after: Sequence[int], prefix: str = ""
+    dialogue: Dialogue, text: str, after: Sequence[int], prefix: str = ""
 ) -> tuple[int, ...]:
     """Tokens between the turn `after` and a turn with the prompt `text` that begins with `prefix`.
 
@@ -172,12 +161,8 @@ def encode_opening(
             replace(message, content=dialogue.break_control_tokens(message.content))
             for message in history
         )
-    text = fill_turn_template(dialogue, template, problem)
-    messages = (*examples, *history)
-    if not tools:
-        return TurnPrompt(text, dialogue.open(text, own or system, messages, prefix))
-    shows_tools = cast(ToolDialogue, dialogue)
-    return TurnPrompt(text, shows_tools.open(text, own or system, messages, prefix, tools))
+    text, messages = fill_turn_template(dialogue, template, problem), (*examples, *history)
+    return TurnPrompt(text, dialogue.open(text, own or system, messages, prefix, tools))
 
 
 def read_turn(
@@ -211,19 +196,7 @@ def may_close_think(dialogue: Dialogue, number: int, context: Sequence[int]) -> 
     return text.rstrip().endswith("<think>")
 
 
-class TokenReader(Protocol):
-    """A dialogue that can also decode single tokens."""
-
-    def read(self, token_ids: Sequence[int]) -> tuple[str, tuple[int, ...]]:
-        """See `Dialogue`."""
-        ...
-
-    def piece(self, token: int) -> str:
-        """Decodes a single token; special tokens give their names."""
-        ...
-
-
-def build_piece_splitter(speech: TokenReader | None) -> Pieces:
+def build_piece_splitter(speech: Dialogue | None) -> Pieces:
     """Builds a function from tokens to their texts; without a dialogue, to their ids.
 
     A character belongs to the token that completes it. A token that adds no text (it ends a turn,
@@ -298,11 +271,51 @@ class Completion:
     finish_reason: Literal["stop", "length"]
 
 
+def build_turn_segment(
+    completion: Completion,
+    dialogue: Dialogue,
+    turn: TurnSpec,
+    *,
+    parent: int,
+    number: int,
+    kind: str,
+    seed: int,
+    context: Sequence[int] = (),
+) -> Segment:
+    """Builds the segment of a sampled turn, with its text and its spans.
+
+    Args:
+        completion: what was sampled.
+        dialogue: converts tokens to text.
+        turn: settings that it was sampled with.
+        parent: index of the segment that it continues.
+        number: number of the turn in its rollout, from 1.
+        kind: kind of turn.
+        seed: seed that it was sampled from.
+        context: the tokens before it, at whose end the template may have opened `<think>`.
+    """
+    first = may_close_think(dialogue, number, context)
+    text, ends = read_turn(dialogue, completion.token_ids, turn.prefix)
+    return Segment(
+        parent=parent,
+        author="policy",
+        token_ids=completion.token_ids,
+        turn=number,
+        kind=kind,
+        logprobs=completion.logprobs,
+        finish_reason=completion.finish_reason,
+        text=text,
+        spans=find_spans(text, ends, turn.spans, first_turn=first),
+        hull=find_hull(text, ends, turn.spans, first_turn=first),
+        seed=seed,
+    )
+
+
 class SamplingSession(Protocol):
     """One batch of trees being sampled; engines keep their caches while it is open.
 
     Attributes:
-        longest: context length in tokens.
+        context_length: in tokens.
     """
 
     @property

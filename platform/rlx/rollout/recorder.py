@@ -19,9 +19,8 @@ from rlx.rollout.conversations import (
     count_shared,
     derive_turn_seed,
 )
-from rlx.rollout.dialogue import Completion, Dialogue, TurnPrompt
+from rlx.rollout.dialogue import Completion, Dialogue, TurnPrompt, build_turn_segment
 from rlx.rollout.hosts import HostFault
-from rlx.rollout.schedule import build_turn_segment
 from rlx.rollout.tree import NO_PARENT, Author, RolloutTree, Segment
 from rlx.seeding import derive_seed
 

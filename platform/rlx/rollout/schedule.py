@@ -21,19 +21,17 @@ from rlx.rollout.conversations import (
     sample_conversations,
 )
 from rlx.rollout.dialogue import (
-    Completion,
     CompletionRequest,
     Dialogue,
     SamplingSession,
+    build_turn_segment,
     encode_between_turns,
     encode_opening,
     fill_turn_template,
     list_example_messages,
-    may_close_think,
-    read_turn,
 )
 from rlx.rollout.hosts import EnvironmentHost
-from rlx.rollout.tree import NO_PARENT, RolloutTree, Segment, find_hull, find_spans
+from rlx.rollout.tree import NO_PARENT, RolloutTree, Segment
 from rlx.seeding import derive_seed
 from rlx.spec import AgentRolloutSpec, MultiTurnRolloutSpec, RolloutSpec
 
@@ -296,46 +294,6 @@ def _build_prompt_segment(
         text = fill_turn_template(dialogue, turn.template, problem)
         ids = encode_between_turns(dialogue, text, segments[parent].token_ids, turn.prefix)
     return Segment(parent=parent, author="prompt", token_ids=ids, text=text)
-
-
-def build_turn_segment(
-    completion: Completion,
-    dialogue: Dialogue,
-    turn: TurnSpec,
-    *,
-    parent: int,
-    number: int,
-    kind: str,
-    seed: int,
-    context: Sequence[int] = (),
-) -> Segment:
-    """Builds the segment of a sampled turn, with its text and its spans.
-
-    Args:
-        completion: what was sampled.
-        dialogue: converts tokens to text.
-        turn: settings that it was sampled with.
-        parent: index of the segment that it continues.
-        number: number of the turn in its rollout, from 1.
-        kind: kind of turn.
-        seed: seed that it was sampled from.
-        context: the tokens before it, at whose end the template may have opened `<think>`.
-    """
-    first = may_close_think(dialogue, number, context)
-    text, ends = read_turn(dialogue, completion.token_ids, turn.prefix)
-    return Segment(
-        parent=parent,
-        author="policy",
-        token_ids=completion.token_ids,
-        turn=number,
-        kind=kind,
-        logprobs=completion.logprobs,
-        finish_reason=completion.finish_reason,
-        text=text,
-        spans=find_spans(text, ends, turn.spans, first_turn=first),
-        hull=find_hull(text, ends, turn.spans, first_turn=first),
-        seed=seed,
-    )
 
 
 def sample_own_trees(

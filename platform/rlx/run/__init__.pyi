@@ -2,7 +2,7 @@ from .collect import build_prompt_fit, draw_contact_problems, draw_held_out_prob
 from .context import ControllerState, RunStopped, StopRequest
 from .loop import run_experiment
 from .metrics import record_allocations, write_memory_snapshot
-from .pictures import draw_over_steps, draw_probes, draw_run_pictures
+from .pictures import draw_probes, draw_run_pictures
 from .probes import build_probe_context, build_probe_records, probe_problems
 from .streams import build_trained_rows, read_token_streams
 
@@ -16,7 +16,6 @@ __all__ = [
     "build_trained_rows",
     "draw_contact_problems",
     "draw_held_out_problems",
-    "draw_over_steps",
     "draw_probes",
     "draw_run_pictures",
     "probe_problems",

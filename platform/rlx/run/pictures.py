@@ -3,16 +3,11 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from rlx.evaluation import (
-    EvaluationPoint,
-    draw_accuracy_and_ece,
-    draw_learning_curves,
-    draw_reliability_diagram,
-)
+from rlx.evaluation import draw_learning_curves, draw_reliability_diagram
 from rlx.home import RunFolder
 from rlx.probe import draw_probe_curves, draw_verbal_against_sampled
 from rlx.record import recorded_probes
-from rlx_registry import EvaluationRecord, Registry
+from rlx_registry import Registry
 
 CURVES = (
     "train/reward_answer",
@@ -33,8 +28,8 @@ CURVES = (
     "environment/tokens_per_turn",
     "environment/token_share",
 )
-"""Metrics drawn after the mean of every reward, if the run has them; then what the environment
-reports of its turns."""
+"""Metrics drawn after the mean of every reward, if the run has them; then accuracy and ECE of every
+held-out set, and what the environment reports of its turns."""
 
 
 def draw_run_pictures(registry: Registry, run_id: str, folder: RunFolder) -> list[Path]:
@@ -48,52 +43,19 @@ def draw_run_pictures(registry: Registry, run_id: str, folder: RunFolder) -> lis
     means = [f"rewards/{name}/mean" for scope in ("turn", "global") for name in spec[scope]]
     known = registry.queries.metric_names(run_id)
     reported = [name for name in known if name.startswith("environment/info/")]
-    names = [*means, *CURVES, *reported]
+    held_out = [n for n in known if n.startswith("eval/") and n.endswith(("/accuracy", "/ece"))]
+    names = [*means, *CURVES, *held_out, *reported]
     curves = registry.results.metrics(run_id, names)
     drawn = {name: curves[name] for name in names if len(curves.get(name, ())) > 1}
     if drawn:
         made += draw_learning_curves(drawn, folder.pictures / "curves")
     _record_pictures(registry, run_id, made)
-    made += draw_over_steps(registry, run_id, folder)
     return made + draw_probes(registry, run_id, folder)
 
 
 def _record_pictures(registry: Registry, run_id: str, made: Sequence[Path]) -> None:
     for path in made:
         registry.results.add_artifact(run_id, path, "picture")
-
-
-def draw_over_steps(registry: Registry, run_id: str, folder: RunFolder) -> list[Path]:
-    """Draws accuracy and ECE over steps of every held-out set evaluated more than once.
-
-    The run's own sets share one plot, and each suite evaluated by `rlx eval` has its own. All are
-    recorded as artifacts.
-
-    Returns:
-        The files.
-    """
-    made: list[Path] = []
-    families: dict[Path, dict[str, dict[int, EvaluationRecord]]] = {}
-    for found in sorted(registry.results.evaluations(run_id), key=lambda e: e.at):
-        kind, *rest = found.suite.split("/")
-        if kind == "probe":
-            continue
-        place = folder.pictures / f"suite-{rest[0]}" if rest else folder.pictures
-        label = rest[-1] if rest else kind
-        families.setdefault(place, {}).setdefault(label, {})[found.step] = found
-    for place, sets in families.items():
-        several = {
-            label: [
-                EvaluationPoint.from_evaluation(step, e.metrics, e.payload)
-                for step, e in sorted(by_step.items())
-            ]
-            for label, by_step in sets.items()
-            if len(by_step) > 1
-        }
-        if several:
-            made += draw_accuracy_and_ece(several, place / "over_steps")
-    _record_pictures(registry, run_id, made)
-    return made
 
 
 def draw_probes(registry: Registry, run_id: str, folder: RunFolder) -> list[Path]:

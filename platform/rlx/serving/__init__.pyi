@@ -3,14 +3,13 @@ from .app import (
     RefusalError,
     answer_errors,
     build_fault,
-    build_response,
     create_app,
     send_answer,
     wait_for_outcome,
 )
 from .batcher import Batcher, Outcome, QueueFullError, SampledCompletion, SamplingJob
-from .protocol import ChatMessage, ChatRequest, ModelCard, ModelList, TextRequest
-from .responses import ChatAnswer, TextAnswer
+from .protocol import ChatMessage, ChatRequest, TextRequest
+from .responses import ChatAnswer, TextAnswer, list_models
 from .served_model import (
     InvalidRequestError,
     Reply,
@@ -27,8 +26,6 @@ __all__ = [
     "ChatRequest",
     "ClientGoneError",
     "InvalidRequestError",
-    "ModelCard",
-    "ModelList",
     "Outcome",
     "QueueFullError",
     "RefusalError",
@@ -43,8 +40,8 @@ __all__ = [
     "TokenizedPrompt",
     "answer_errors",
     "build_fault",
-    "build_response",
     "create_app",
+    "list_models",
     "send_answer",
     "wait_for_outcome",
 ]

@@ -2,31 +2,23 @@
 
 import asyncio
 import hmac
+import json
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, StreamingResponse
-from pydantic import BaseModel
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from rlx.errors import RlxError, SpecError
 from rlx.serving.batcher import JobOutcome, Outcome, QueueFullError, SamplingJob
-from rlx.serving.protocol import (
-    ChatRequest,
-    Fault,
-    FaultResponse,
-    ModelCard,
-    ModelList,
-    SamplingRequest,
-    TextRequest,
-)
-from rlx.serving.responses import ChatAnswer, TextAnswer
+from rlx.serving.protocol import ChatRequest, SamplingRequest, TextRequest
+from rlx.serving.responses import ChatAnswer, TextAnswer, list_models
 from rlx.serving.served_model import InvalidRequestError, ServedModel
 
 CLIENT_GONE = 499
@@ -70,16 +62,16 @@ def create_app(model: ServedModel, submit: Submit, token: str | None) -> FastAPI
     """
     app = FastAPI(title="rlx", docs_url=None, redoc_url=None, openapi_url=None)
     app.add_middleware(_AccessGuard, token=token)
-    card = ModelCard(id=model.name, created=int(time.time()), max_model_len=model.context_length)
+    models = list_models(model, int(time.time()))
 
     @app.get("/v1/models")
     def _list_models() -> Response:
-        return build_response(ModelList(data=[card]))
+        return JSONResponse(models)
 
     @app.get("/v1/models/{name:path}")
     def _show_model(name: str) -> Response:
         _require_model(model, name)
-        return build_response(card)
+        return JSONResponse(models["data"][0])
 
     @app.post("/v1/completions")
     async def _complete(body: TextRequest, request: Request) -> Response:
@@ -147,19 +139,10 @@ async def _wait_for_disconnect(request: Request) -> None:
 def send_answer(body: SamplingRequest, answer: TextAnswer | ChatAnswer) -> Response:
     """Sends an answer whole, or as the chunks of a stream."""
     if not body.stream:
-        return build_response(answer.build_response())
-    return StreamingResponse(_format_events(answer), media_type="text/event-stream")
-
-
-def _format_events(answer: TextAnswer | ChatAnswer) -> Iterator[str]:
-    for chunk in answer.iterate_chunks():
-        yield f"data: {chunk.model_dump_json()}\n\n"
-    yield "data: [DONE]\n\n"
-
-
-def build_response(body: BaseModel) -> Response:
-    """Builds a response with a body of JSON."""
-    return Response(body.model_dump_json(), media_type="application/json")
+        return JSONResponse(answer.build_response())
+    written = map(json.dumps, answer.iterate_chunks())
+    events = (f"data: {event}\n\n" for event in (*written, "[DONE]"))
+    return StreamingResponse(events, media_type="text/event-stream")
 
 
 async def _answer_error(request: Request, error: Exception) -> Response:
@@ -213,8 +196,8 @@ def build_fault(
     """Builds a response in OpenAI's form of errors."""
     kinds = {429: "rate_limit_error", 401: "authentication_error", 403: "permission_error"}
     kind = kinds.get(status, "server_error" if status >= 500 else "invalid_request_error")
-    fault = FaultResponse(error=Fault(message=message, type=kind, param=param, code=code))
-    return JSONResponse(fault.model_dump(), status)
+    fault = {"message": message, "type": kind, "param": param, "code": code}
+    return JSONResponse({"error": fault}, status)
 
 
 class _AccessGuard:

@@ -1,31 +1,13 @@
-"""Builds OpenAI's responses, whole or as the chunks of a stream."""
+"""Builds OpenAI's responses as plain JSON, whole or as the chunks of a stream."""
 
 import secrets
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from rlx.serving.batcher import SampledCompletion
-from rlx.serving.protocol import (
-    CallDelta,
-    ChatChoice,
-    ChatChunk,
-    ChatChunkChoice,
-    ChatLogprobs,
-    ChatRequest,
-    ChatResponse,
-    ContentLogprob,
-    FinishReason,
-    MessageDelta,
-    ReplyMessage,
-    TextChoice,
-    TextLogprobs,
-    TextRequest,
-    TextResponse,
-    TokenLogprob,
-    Usage,
-)
+from rlx.serving.protocol import ChatRequest, TextRequest
 from rlx.serving.served_model import (
     LEAST_LOGPROB,
     Reply,
@@ -35,15 +17,21 @@ from rlx.serving.served_model import (
 )
 
 Groups = Sequence[tuple[SampledCompletion, ...]]
+Json = dict[str, Any]
 
 
-def count_usage(groups: Groups) -> Usage:
+def list_models(model: ServedModel, created: int = 0) -> Json:
+    """The response of `/v1/models`. Not OpenAI's: the maximum length of a dialogue, in tokens."""
+    card = {"id": model.name, "object": "model", "created": created, "owned_by": "rlx"}
+    return {"object": "list", "data": [{**card, "max_model_len": model.context_length}]}
+
+
+def count_usage(groups: Groups) -> Json:
     """Counts the tokens of prompts, each once, and of all completions."""
     prompt = sum(len(group[0].context) for group in groups)
     completion = sum(len(one.completion.token_ids) for group in groups for one in group)
-    return Usage(
-        prompt_tokens=prompt, completion_tokens=completion, total_tokens=prompt + completion
-    )
+    total = prompt + completion
+    return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": total}
 
 
 @dataclass(frozen=True)
@@ -64,26 +52,26 @@ class TextAnswer:
     groups: Groups
     id: str = field(default_factory=lambda: f"cmpl-{secrets.token_hex(12)}")
 
-    def build_response(self) -> TextResponse:
+    def build_response(self) -> Json:
         """Builds the whole response."""
         choices = [
             _join_parts([*self._list_parts(index, prompt, sampled)])
             for index, prompt, sampled in self._list_choices()
         ]
-        return TextResponse(**self._head(), choices=choices, usage=count_usage(self.groups))
+        return {**self._head(), "choices": choices, "usage": count_usage(self.groups)}
 
-    def iterate_chunks(self) -> Iterator[TextResponse]:
+    def iterate_chunks(self) -> Iterator[Json]:
         """Yields the chunks of a stream: the prompt if it is repeated, a text for each token that
         completes one, and the reason for its end."""
         head = self._head()
         for index, prompt, sampled in self._list_choices():
             for part in self._list_parts(index, prompt, sampled):
-                yield TextResponse(**head, choices=[part])
+                yield {**head, "choices": [part]}
         if self.request.includes_usage:
-            yield TextResponse(**head, choices=[], usage=count_usage(self.groups))
+            yield {**head, "choices": [], "usage": count_usage(self.groups)}
 
-    def _head(self) -> dict[str, Any]:
-        return _build_head(self.id, self.model)
+    def _head(self) -> Json:
+        return _build_head(self.id, "text_completion", self.model)
 
     def _list_choices(self) -> Iterator[tuple[int, TokenizedPrompt, SampledCompletion]]:
         index = 0
@@ -94,7 +82,7 @@ class TextAnswer:
 
     def _list_parts(
         self, index: int, prompt: TokenizedPrompt, sampled: SampledCompletion
-    ) -> Iterator[TextChoice]:
+    ) -> Iterator[Json]:
         """Yields the parts of a choice; the last one has no text, but the reason for its end."""
         reply = self.model.read_completion(sampled, self.request.stop)
         before = 0
@@ -105,24 +93,20 @@ class TextAnswer:
         for text, tokens in reply.split_pieces():
             yield self._build_part(index, text, tokens, before)
         end = self._build_part(index, "", (), before)
-        ids = {"prompt_token_ids": list(sampled.context), "token_ids": list(reply.token_ids)}
-        given = ids if self.request.return_token_ids else {}
-        yield end.model_copy(update={"finish_reason": reply.finish_reason, **given})
+        yield {**end, "finish_reason": reply.finish_reason, **_list_ids(self.request, reply)}
 
-    def _build_part(
-        self, index: int, text: str, tokens: Sequence[ReplyToken], before: int
-    ) -> TextChoice:
+    def _build_part(self, index: int, text: str, tokens: Sequence[ReplyToken], before: int) -> Json:
         """A part of a choice, before whose own text there are `before` characters."""
-        logprobs = None
+        logprobs: Json | None = None
         if self.request.likeliest is not None:
             wanted = self.request.likeliest > 0
-            logprobs = TextLogprobs(
-                tokens=[self.model.format_token(token.token_id) for token in tokens],
-                token_logprobs=[token.logprob for token in tokens],
-                top_logprobs=[self._format_likeliest(t) for t in tokens] if wanted else None,
-                text_offset=[before + token.start for token in tokens],
-            )
-        return TextChoice(index=index, text=text, logprobs=logprobs, finish_reason=None)
+            logprobs = {
+                "tokens": [self.model.format_token(token.token_id) for token in tokens],
+                "token_logprobs": [token.logprob for token in tokens],
+                "top_logprobs": [self._format_likeliest(t) for t in tokens] if wanted else None,
+                "text_offset": [before + token.start for token in tokens],
+            }
+        return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": None}
 
     def _format_likeliest(self, token: ReplyToken) -> dict[str, float] | None:
         """The likeliest tokens by their texts, of which the likelier counts if two have one text,
@@ -135,18 +119,15 @@ class TextAnswer:
         return found
 
 
-def _join_parts(parts: Sequence[TextChoice]) -> TextChoice:
+def _join_parts(parts: Sequence[Json]) -> Json:
     """Joins the parts of a choice, the last of which says how it ended."""
-    logprobs = [part.logprobs for part in parts if part.logprobs is not None]
-    top = [part.top_logprobs for part in logprobs if part.top_logprobs is not None]
-    joined = TextLogprobs(
-        tokens=[token for part in logprobs for token in part.tokens],
-        token_logprobs=[value for part in logprobs for value in part.token_logprobs],
-        top_logprobs=[at for part in top for at in part] if top else None,
-        text_offset=[offset for part in logprobs for offset in part.text_offset],
-    )
-    text = "".join(part.text for part in parts)
-    return parts[-1].model_copy(update={"text": text, "logprobs": joined if logprobs else None})
+    joined = None
+    if (last := parts[-1]["logprobs"]) is not None:
+        joined = {
+            name: None if last[name] is None else [v for p in parts for v in p["logprobs"][name]]
+            for name in last
+        }
+    return {**parts[-1], "text": "".join(part["text"] for part in parts), "logprobs": joined}
 
 
 @dataclass(frozen=True)
@@ -165,98 +146,86 @@ class ChatAnswer:
     group: tuple[SampledCompletion, ...]
     id: str = field(default_factory=lambda: f"chatcmpl-{secrets.token_hex(12)}")
 
-    def build_response(self) -> ChatResponse:
+    def build_response(self) -> Json:
         """Builds the whole response."""
         choices = [
-            ChatChoice(
-                index=index,
-                message=message,
-                logprobs=self._build_logprobs(reply.tokens),
-                finish_reason=_get_finish_reason(reply, message),
-                **self._list_ids(reply),
-            )
+            {
+                "index": index,
+                "message": message,
+                "logprobs": self._build_logprobs(reply.tokens),
+                **self._describe_end(reply, message),
+            }
             for index, (reply, message) in enumerate(self.list_replies())
         ]
-        head = _build_head(self.id, self.model)
-        return ChatResponse(**head, choices=choices, usage=count_usage([self.group]))
+        head = _build_head(self.id, "chat.completion", self.model)
+        return {**head, "choices": choices, "usage": count_usage([self.group])}
 
-    def iterate_chunks(self) -> Iterator[ChatChunk]:
+    def iterate_chunks(self) -> Iterator[Json]:
         """Yields the chunks of a stream: the role, a text for each token that completes one, or
         the content and the calls of a message with calls, and the reason for its end."""
-        head = _build_head(self.id, self.model)
+        head = _build_head(self.id, "chat.completion.chunk", self.model)
         for index, (reply, message) in enumerate(self.list_replies()):
+            choice = {"index": index, "logprobs": None, "finish_reason": None}
             for delta, tokens in _split_message(reply, message):
                 logprobs = self._build_logprobs(tokens) if tokens else None
-                choice = ChatChunkChoice(index=index, delta=delta, logprobs=logprobs)
-                yield ChatChunk(**head, choices=[choice])
-            end = ChatChunkChoice(
-                index=index,
-                delta=MessageDelta(),
-                finish_reason=_get_finish_reason(reply, message),
-                **self._list_ids(reply),
-            )
-            yield ChatChunk(**head, choices=[end])
+                yield {**head, "choices": [{**choice, "delta": delta, "logprobs": logprobs}]}
+            end = {**choice, "delta": {}, **self._describe_end(reply, message)}
+            yield {**head, "choices": [end]}
         if self.request.includes_usage:
-            yield ChatChunk(**head, choices=[], usage=count_usage([self.group]))
+            yield {**head, "choices": [], "usage": count_usage([self.group])}
 
-    def list_replies(self) -> Iterator[tuple[Reply, ReplyMessage]]:
+    def list_replies(self) -> Iterator[tuple[Reply, Json]]:
         """Yields what was sampled for each choice, and the message that it is."""
         for sampled in self.group:
             reply = self.model.read_completion(sampled, self.request.stop)
             yield reply, self.model.parse_message(reply, self.request.offered_tools)
 
-    def _list_ids(self, reply: Reply) -> dict[str, Any]:
-        if not self.request.return_token_ids:
-            return {}
-        return {"prompt_token_ids": list(reply.prompt_ids), "token_ids": list(reply.token_ids)}
+    def _describe_end(self, reply: Reply, message: Mapping[str, Any]) -> Json:
+        reason = "tool_calls" if "tool_calls" in message else reply.finish_reason
+        return {"finish_reason": reason, **_list_ids(self.request, reply)}
 
-    def _build_logprobs(self, tokens: Sequence[ReplyToken]) -> ChatLogprobs | None:
+    def _build_logprobs(self, tokens: Sequence[ReplyToken]) -> Json | None:
         if self.request.likeliest is None:
             return None
         content = [
-            ContentLogprob(
-                **self._build_token(token.token_id, token.logprob or 0.0).model_dump(),
-                top_logprobs=[self._build_token(*each) for each in token.likeliest],
-            )
+            {
+                **self._build_token(token.token_id, token.logprob or 0.0),
+                "top_logprobs": [self._build_token(*each) for each in token.likeliest],
+            }
             for token in tokens
         ]
-        return ChatLogprobs(content=content)
+        return {"content": content, "refusal": None}
 
-    def _build_token(self, token: int, logprob: float) -> TokenLogprob:
+    def _build_token(self, token: int, logprob: float) -> Json:
+        """A token with its log-probability; `bytes` is null for a control token."""
         content = self.model.get_bytes(token)
-        return TokenLogprob(
-            token=self.model.format_token(token),
-            logprob=max(logprob, LEAST_LOGPROB),
-            bytes=None if content is None else list(content),
-        )
+        return {
+            "token": self.model.format_token(token),
+            "logprob": max(logprob, LEAST_LOGPROB),
+            "bytes": None if content is None else list(content),
+        }
 
 
 def _split_message(
-    reply: Reply, message: ReplyMessage
-) -> Iterator[tuple[MessageDelta, Sequence[ReplyToken]]]:
+    reply: Reply, message: Mapping[str, Any]
+) -> Iterator[tuple[Json, Sequence[ReplyToken]]]:
     """Yields what a stream adds to a message, with the tokens that it is."""
-    yield MessageDelta(role="assistant", content=""), ()
-    if message.content == reply.text:
+    yield {"role": "assistant", "content": ""}, ()
+    if message["content"] == reply.text:
         for text, tokens in reply.split_pieces():
-            yield MessageDelta(content=text), tokens
+            yield {"content": text}, tokens
         return
-    calls = [
-        CallDelta(index=number, **call.model_dump())
-        for number, call in enumerate(message.tool_calls or ())
-    ]
-    yield (
-        MessageDelta(
-            content=message.content,
-            reasoning_content=message.reasoning_content,
-            tool_calls=calls or None,
-        ),
-        reply.tokens,
-    )
+    calls = [{"index": number, **call} for number, call in enumerate(message.get("tool_calls", ()))]
+    names = ("content", "reasoning_content")
+    delta: Json = {name: message[name] for name in names if message.get(name) is not None}
+    yield {**delta, **({"tool_calls": calls} if calls else {})}, reply.tokens
 
 
-def _get_finish_reason(reply: Reply, message: ReplyMessage) -> FinishReason:
-    return "tool_calls" if message.tool_calls else reply.finish_reason
+def _list_ids(request: ChatRequest | TextRequest, reply: Reply) -> Json:
+    if not request.return_token_ids:
+        return {}
+    return {"prompt_token_ids": list(reply.prompt_ids), "token_ids": list(reply.token_ids)}
 
 
-def _build_head(response: str, model: ServedModel) -> dict[str, Any]:
-    return {"id": response, "created": int(time.time()), "model": model.name}
+def _build_head(response: str, kind: str, model: ServedModel) -> Json:
+    return {"id": response, "object": kind, "created": int(time.time()), "model": model.name}

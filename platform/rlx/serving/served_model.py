@@ -15,13 +15,10 @@ from rlx.seeding import derive_seed
 from rlx.serving.batcher import SampledCompletion, SamplingJob
 from rlx.serving.protocol import (
     DEFAULT_TEXT_TOKENS,
-    CalledFunction,
     ChatMessage,
     ChatRequest,
-    ReplyMessage,
     SamplingRequest,
     TextRequest,
-    ToolCall,
 )
 from rlx.spec import TurnSpec
 
@@ -341,34 +338,30 @@ class ServedModel:
         except UnicodeDecodeError:
             return "bytes:" + "".join(f"\\x{byte:02x}" for byte in content)
 
-    def parse_message(self, reply: Reply, tools: Sequence[Mapping[str, Any]]) -> ReplyMessage:
-        """Reads the calls in a reply, if the model was shown tools. What cannot be read as a call
-        stays in the content."""
+    def parse_message(self, reply: Reply, tools: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """The message of a reply in OpenAI's form, with its calls if the model was shown tools.
+
+        What cannot be read as a call stays in the content. The ids of calls are those of the same
+        calls in the same dialogue.
+        """
+        message: dict[str, Any] = {"role": "assistant", "content": reply.text, "refusal": None}
         if not tools:
-            return ReplyMessage(content=reply.text)
+            return message
         read = self.policy.dialogue.read_reply(reply.text, reply.prompt_ids, tools)
-        calls = [(call.name, call.arguments) for call in read.calls if not call.fault]
-        return _build_message(reply, read.content, calls, read.reasoning)
-
-
-def _build_message(
-    reply: Reply, content: str, calls: Sequence[tuple[str, Any]], reasoning: str | None = None
-) -> ReplyMessage:
-    """A message; the ids of its calls are those of the same calls in the same dialogue."""
-    dialogue = hashlib.blake2b(repr((reply.prompt_ids, reply.token_ids)).encode(), digest_size=10)
-    written = [
-        ToolCall(
-            id=f"call_{dialogue.hexdigest()}{number:04x}",
-            function=CalledFunction(name=name, arguments=json.dumps(arguments)),
-        )
-        for number, (name, arguments) in enumerate(calls)
-    ]
-    content = content.strip() if written else content
-    return ReplyMessage(
-        content=(content or None) if written else content,
-        reasoning_content=reasoning,
-        tool_calls=written or None,
-    )
+        whole = repr((reply.prompt_ids, reply.token_ids)).encode()
+        dialogue = hashlib.blake2b(whole, digest_size=10).hexdigest()
+        calls = [
+            {
+                "id": f"call_{dialogue}{number:04x}",
+                "type": "function",
+                "function": {"name": call.name, "arguments": json.dumps(call.arguments)},
+            }
+            for number, call in enumerate(call for call in read.calls if not call.fault)
+        ]
+        message["content"] = (read.content.strip() or None) if calls else read.content
+        if read.reasoning is not None:
+            message["reasoning_content"] = read.reasoning
+        return {**message, "tool_calls": calls} if calls else message
 
 
 def _list_starts(ends: Sequence[int]) -> list[int]:

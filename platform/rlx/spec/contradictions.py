@@ -91,15 +91,18 @@ def _check_spans(spec: ExperimentSpec) -> Iterator[Diagnostic]:
                 yield build_error(path, message, "name each tag once")
     bonus, declared = spec.loss.entropy, _list_spans(spec)
     if bonus is not None and bonus.span is not None and bonus.span not in declared:
-        message = (
-            f"loss.entropy.span is {bonus.span!r}, but the turns declare "
-            f"{', '.join(declared) or 'no spans'}"
-        )
-        yield build_error(("loss", "entropy", "span"), message, suggest_name(bonus.span, declared))
+        yield _refuse_span("entropy", bonus.span, declared)
 
 
 def _list_spans(spec: ExperimentSpec) -> list[str]:
     return [span for turn in spec.rollout.turn_specs.values() for span in turn.spans]
+
+
+def _refuse_span(term: str, span: str, declared: list[str]) -> Diagnostic:
+    """Returns the error for a span of a term of the loss that no turn declares."""
+    shown = ", ".join(declared) or "no spans"
+    message = f"loss.{term}.span is {span!r}, but the turns declare {shown}"
+    return build_error(("loss", term, "span"), message, suggest_name(span, declared))
 
 
 # Rewards ---------------------------------------------------------------------------------------
@@ -429,12 +432,7 @@ def _check_expected_score(spec: ExperimentSpec) -> Iterator[Diagnostic]:
         return
     turns, rewards, spans = spec.rollout.turn_specs, spec.rewards.turn, _list_spans(spec)
     if expected.span not in spans:
-        message = (
-            f"loss.expected.span is {expected.span!r}, but the turns declare "
-            f"{', '.join(spans) or 'no spans'}"
-        )
-        help_ = suggest_name(expected.span, spans)
-        yield build_error(("loss", "expected", "span"), message, help_)
+        yield _refuse_span("expected", expected.span, spans)
         return
     label = rewards.get(expected.of)
     if label is None:

@@ -100,7 +100,8 @@ def _check_one_first_turn(plan: RolloutPlan) -> None:
 
 def _sample_trees(plan: RolloutPlan, problems: Sequence[Problem]) -> list[RolloutTree]:
     seeds = _SEEDS[: len(problems)]
-    return sample_rollout_trees(plan, problems, seeds, RandomSession(), ByteDialogue())
+    dialogue: Any = ByteDialogue()  # no promise calls tools
+    return sample_rollout_trees(plan, problems, seeds, RandomSession(), dialogue)
 
 
 class RandomSession:
@@ -127,7 +128,12 @@ class ByteDialogue:
     """A dialogue with one token per byte."""
 
     def open(
-        self, text: str, system: str = "", history: Sequence[Message] = (), prefix: str = ""
+        self,
+        text: str,
+        system: str = "",
+        history: Sequence[Message] = (),
+        prefix: str = "",
+        tools: Sequence[Any] = (),
     ) -> tuple[int, ...]:
         said = "".join(message.content for message in history)
         return (*f"{system}{said}{text}".encode(), _END, *prefix.encode())

@@ -286,7 +286,7 @@ def _merge(base: Node, own: Node, path: KeyPath, nulls: list[KeyPath]) -> Node:
             nulls.append(path)
         return own
     for key in (*_SELECTORS, "name") if path == ("estimator",) else _SELECTORS:
-        one, other = base.child(key), own.child(key)
+        one, other = base.value.get(key), own.value.get(key)
         if one and other and isinstance(one.value, str) and one.value != other.value:
             return own
     merged = {
@@ -394,8 +394,8 @@ def _apply_override(root: Node, number: int, text: str) -> None:
         path, parts, start = (*path, key), parts[taken:], start + len(str(key)) + 1
         if not parts:
             break
-        if node.child(key) is None:
-            node.value[key] = Node({}, place, place)
+        if isinstance(key, str):
+            node.value.setdefault(key, Node({}, place, place))
         node = node.value[key]
     try:
         written = parse_yaml_document(value, _OVERRIDE, move).root

@@ -17,7 +17,7 @@ from typing import Any
 import yaml
 
 from rlx.errors import SpecError
-from rlx.spec.base import KeyPath
+from rlx.spec.base import KeyPath, get_at_path
 from rlx.spec.reading.diagnostics import Diagnostic, SourceLocation, build_refusal, format_key_path
 from rlx.spec.training import PhaseSpec
 from rlx.text import escape_unprintable
@@ -52,15 +52,6 @@ class Node:
             return {key: node.tree for key, node in self.value.items()}
         return [node.tree for node in self.value] if isinstance(self.value, list) else self.value
 
-    def child(self, step: str | int) -> "Node | None":
-        """The node of a key or of an item of a list; None if there is none."""
-        if isinstance(step, int):
-            is_there = isinstance(self.value, list) and step < len(self.value)
-        else:
-            is_there = isinstance(self.value, dict) and step in self.value
-        found: Node | None = self.value[step] if is_there else None
-        return found
-
 
 @dataclass(frozen=True)
 class YamlDocument:
@@ -93,7 +84,7 @@ class YamlDocument:
         """Returns the node at a path from the root; None if there is none."""
         node: Node | None = self.root
         for step in path:
-            node = node and node.child(step)
+            node = node and get_at_path(node.value, (step,))
         return node
 
     def locate(self, path: KeyPath, *, key: bool = False) -> SourceLocation | None:
