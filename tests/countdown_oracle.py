@@ -24,7 +24,7 @@ _BINARY: dict[type[ast.operator], Callable[[Fraction, Fraction], Fraction | int]
 }
 
 
-def solves_problem(answer: str, problem: Mapping[str, Any], use_all: bool = True) -> bool:
+def solves_problem(answer: str, problem: Mapping[str, Any]) -> bool:
     """Whether an expression reaches exactly `target` with the whole `numbers`, each used once.
 
     It has the operators that prompts offer, `+ - * /`, and signs.
@@ -37,8 +37,7 @@ def solves_problem(answer: str, problem: Mapping[str, Any], use_all: bool = True
     except (SyntaxError, ValueError, ArithmeticError, RecursionError, MemoryError):
         return False
     numbers = Counter(Fraction(str(number)) for number in problem["numbers"])
-    fits = used == numbers if use_all else not used - numbers
-    return fits and _reaches_target(value, problem["target"])
+    return used == numbers and _reaches_target(value, problem["target"])
 
 
 def _reaches_target(value: Fraction, target: float) -> bool:

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import ClassVar
 
 from rlx.plugin import Environment, Reward, Sample, Score, Step, reward
-from rlx.reward import plugin_process
+from rlx.reward import workers
+from rlx.reward.plugin_process import JobProcess
 
 
 @reward
@@ -109,9 +110,10 @@ def nap(sample, *, seconds: float):
     return 1.0
 
 
-def dwell(mark):
+@reward
+def dwell(sample):
     """Leaves a mark, and stays for an hour."""
-    Path(mark).touch()
+    Path(sample.response).touch()
     time.sleep(3600)  # scenario
 
 
@@ -123,20 +125,26 @@ def _take_kill():
     return left > 0
 
 
-def start_killed():
-    """`start_worker` of a worker that may be killed meanwhile."""
+def keep_workers_killed(*given):
+    """`keep_workers` of a keeper that may be killed when it starts."""
     if _take_kill():
         os.kill(os.getpid(), signal.SIGKILL)
-    plugin_process.start_worker()
+    workers.keep_workers(*given)
 
 
-def run_chunk_killed(payload, deadlines, memory_mb, answers=None, is_concurrent=False):
-    """`run_chunk` of a worker whose first child may be killed before it runs a job."""
-    if not deadlines and _take_kill():
-        plugin_process._jobs._start()
-        os.kill(plugin_process._jobs._pid, signal.SIGKILL)
-        return plugin_process._jobs.report_death()
-    return plugin_process.run_chunk(payload, deadlines, memory_mb, answers, is_concurrent)
+def keep_workers_whose_children_are_killed(*given):
+    """`keep_workers` of a keeper whose first children may be killed before they run a job."""
+    begin = JobProcess.begin
+
+    def begin_killed(self, chunk, deadlines, *, is_concurrent):
+        if not deadlines and _take_kill():
+            self._start()
+            os.kill(self._pid, signal.SIGKILL)
+            raise BrokenPipeError
+        begin(self, chunk, deadlines, is_concurrent=is_concurrent)
+
+    JobProcess.begin = begin_killed
+    workers.keep_workers(*given)
 
 
 @reward

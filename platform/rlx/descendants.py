@@ -42,12 +42,12 @@ def die_with_parent() -> None:
     _set_process_option(_PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL))
 
 
-def kill_descendants(patience: float = 0.0, spare: int | None = None) -> None:
+def kill_descendants(patience: float = 0.0, spare: Collection[int] = ()) -> None:
     """Kills all descendants of this process, and collects those that are its children.
 
     Args:
         patience: seconds in which they may end by themselves, after removing their files.
-        spare: a process that is left alone.
+        spare: children that are left alone, with their descendants.
     """
     if not _has_children():
         return
@@ -56,7 +56,11 @@ def kill_descendants(patience: float = 0.0, spare: int | None = None) -> None:
     me, waited, pause = psutil.Process(), 0.0, _PAUSE
 
     def list_others() -> list[psutil.Process]:
-        return [p for p in me.children(recursive=True) if p.pid != spare]
+        found = [p for p in me.children() if p.pid not in spare]
+        for process in found[:]:
+            with suppress(psutil.Error):
+                found += process.children(recursive=True)
+        return found
 
     while waited < patience and (found := list_others()):
         psutil.wait_procs(found, timeout=pause)

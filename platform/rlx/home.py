@@ -12,7 +12,7 @@ REGISTRY, ATTEMPT = "RLX_RUN_REGISTRY", "RLX_RUN_ATTEMPT"
 The URL may contain a password, so it must not appear on a command line."""
 
 DEFAULT_REGISTRY = "sqlite:///{home}/registry.db"
-"""As in `rlx.spec.TrackingSpec`, which lists of runs do not import; a test compares them."""
+"""Where runs are registered if neither an experiment nor RLX_REGISTRY says."""
 
 WARM_STARTS = "cache/warm_start"
 """Folder of the results of warm starts, below RLX_HOME."""

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import lru_cache
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Self
 
 from pydantic import Field, model_validator
 
@@ -164,11 +164,6 @@ class GymnasiumEnvironment(NeedsLibrary, StatefulEnvironment):
         ),
     )
 
-    observation: str = Field("{observation}\n", min_length=1)
-    """The text after a turn; `{observation}` is the state as numbers."""
-    span: str = "answer"
-    """The span with the action; without it the whole turn is the action."""
-
     def open(self, problem: Mapping[str, Any], seed: int) -> _Game:
         """Opens the problem's environment in the problem's first state."""
         env = open_game(problem["id"], problem["config"])
@@ -179,39 +174,33 @@ class GymnasiumEnvironment(NeedsLibrary, StatefulEnvironment):
     def play(self, game: _Game, action: Action) -> Reply:
         """Takes one action; a text that names none changes nothing."""
         names = list_action_names(game.id, int(game.env.action_space.n))
-        chosen = action.spans.get(self.span, action.text).strip().casefold()
+        chosen = action.spans.get("answer", action.text).strip().casefold()
         if chosen not in names:
-            shown = f"{format_observation(game.observation)} {'|'.join(names)}"
             return Reply(
                 kind="invalid",
-                observation=self.observation.replace("{observation}", shown),
+                observation=f"{format_observation(game.observation)} {'|'.join(names)}\n",
                 info={"valid": False, "reward": 0.0, "return": game.total},
             )
         number = names.index(chosen)
-        info = self._compare_with_optimum(game, number, action.turns_left + 1)
+        optimum = {}
+        if values := get_action_values(game.id, game.config, action.turns_left + 1):
+            row = values[int(game.env.s)]
+            optimum = {"value": max(row), "optimal": row[number] >= max(row) - 1e-9}
         game.observation, reward, terminated, truncated, _ = game.env.step(number)
         game.total += float(reward)
         shown = format_observation(game.observation)
         ended = bool(terminated or truncated)
         return Reply(
             kind="move",
-            observation="" if ended else self.observation.replace("{observation}", shown),
+            observation="" if ended else f"{shown}\n",
             done=ended,
-            info={"valid": True, "reward": float(reward), "return": game.total, **info},
+            info={"valid": True, "reward": float(reward), "return": game.total, **optimum},
             anchor=shown,
         )
 
     def close(self, game: _Game) -> None:
         """Closes the library's environment."""
         game.env.close()
-
-    def _compare_with_optimum(self, game: _Game, number: int, turns: int) -> dict[str, Any]:
-        """The optimum of a tabular environment, in the state before the action."""
-        values = get_action_values(game.id, game.config, turns)
-        if values is None:
-            return {}
-        row = values[int(game.env.s)]
-        return {"value": max(row), "optimal": row[number] >= max(row) - 1e-9}
 
 
 _ATTEMPTS = 1000
@@ -220,8 +209,10 @@ _ATTEMPTS = 1000
 class GymnasiumTask(NeedsLibrary):
     """First states of an environment of Gymnasium with discrete actions, such as FrozenLake-v1.
 
-    The prompt is the first observation, and its hash decides whether it is for training or for
-    testing. The environment is `gymnasium`, its return the reward `info` with `key: return`.
+    A tabular environment begins in every state in which an episode goes on, any other where it
+    begins itself. The prompt is the first observation as numbers, and its hash decides whether it
+    is for training or for testing. The environment is `gymnasium`, its return the reward `info`
+    with `key: return`.
     """
 
     library: ClassVar[str] = "gymnasium"
@@ -230,20 +221,13 @@ class GymnasiumTask(NeedsLibrary):
     """Name of the environment, as for `gymnasium.make`."""
     config: Mapping[str, Any] = Field(default_factory=dict)
     """Arguments of `gymnasium.make`, such as `{map_name: 8x8}`."""
-    starts: Literal["any", "reset"] = "any"
-    """`any`: every state of a tabular environment in which an episode goes on; `reset`: the states
-    that the environment itself begins in."""
     held_out: int = Field(3, ge=2)
     """One in `held_out` first observations is held out for testing."""
-    prompt: str = "{observation}\n"
-    """The prompt; `{observation}` is the state as numbers, `{actions}` the names of the actions."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
         if is_installed("gymnasium"):  # otherwise `check` says so
-            starts = _list_starts(self.id, self._config_text)
-            if self.starts == "any" and not starts:
-                raise ValueError(f"{self.id} is not tabular: it needs `starts: reset`")
+            open_game(self.id, self._config_text)
         return self
 
     @property
@@ -258,31 +242,26 @@ class GymnasiumTask(NeedsLibrary):
             ValueError: no first observation is for this split.
         """
         rng = random.Random(f"gymnasium/{seed}/{split}/{index}")
-        starts = _list_starts(self.id, self._config_text) if self.starts == "any" else ()
+        starts = _list_starts(self.id, self._config_text)
         for _ in range(_ATTEMPTS):
             start = rng.choice(starts) if starts else None
             drawn = 0 if starts else rng.getrandbits(31)
             shown = _show_start(self.id, self._config_text, start, drawn)
             if (zlib.crc32(shown.encode()) % self.held_out == 0) == (split == "test"):
-                return self._build_problem(shown, start, drawn)
+                return Problem(
+                    id=f"gymnasium/{self.id}/{shown}",
+                    prompt=f"{shown}\n",
+                    fields={
+                        "data_source": self.id,
+                        "id": self.id,
+                        "config": self._config_text,
+                        "start": start,
+                        "seed": drawn,
+                    },
+                )
         raise ValueError(
             f"{self.id}: none of {_ATTEMPTS} first observations falls into the split {split!r}; "
-            "`starts: any` begins in every state of a tabular environment, and `held_out` decides "
-            "the share of the splits"
-        )
-
-    def _build_problem(self, shown: str, start: int | None, drawn: int) -> Problem:
-        actions = "|".join(_list_actions(self.id, self._config_text))
-        return Problem(
-            id=f"gymnasium/{self.id}/{shown}",
-            prompt=self.prompt.replace("{observation}", shown).replace("{actions}", actions),
-            fields={
-                "data_source": self.id,
-                "id": self.id,
-                "config": self._config_text,
-                "start": start,
-                "seed": drawn,
-            },
+            "`held_out` decides the share of the splits"
         )
 
     def demonstration(self, problem: Problem, seed: int) -> Demonstration:

@@ -3,11 +3,8 @@
 import ast
 import json
 import math
-import os
-import pickle
 import random
 import re
-import signal
 import string
 import sys
 import zlib
@@ -23,69 +20,15 @@ from pydantic import Field, model_validator
 
 from rlx.plugin import Demonstration, Example, Problem, Reward, Sample, Score, Split
 from rlx_gyms.libraries import NeedsLibrary, import_library, is_installed
+from rlx_plugins.limited_call import LimitedResult, call_with_limit
 
-
-@dataclass(frozen=True, slots=True)
-class BoundedResult:
-    """What became of a call.
-
-    Attributes:
-        value: what the function returned; None after a fault.
-        fault: why there is no value, in words; None if there is one.
-    """
-
-    value: Any = None
-    fault: str | None = None
-
-
-def call_with_limit(function: Callable[[], Any], seconds: float) -> BoundedResult:
-    """Calls a function with a limit on its processor time, also if it never returns to Python.
-
-    `99**98**97` is one instruction of the interpreter: no signal handler and no thread can stop
-    it. The value must be plain: it crosses a pipe.
-    """
-    reading, writing = os.pipe()
-    child = os.fork()
-    if not child:
-        _run_in_child(function, seconds, writing)
-    os.close(writing)
-    with os.fdopen(reading, "rb") as pipe:
-        sent = pipe.read()
-    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    if code == -signal.SIGPROF:
-        return BoundedResult(fault=f"took more than {seconds:g} s of processor time")
-    if code or not sent:
-        how = f"signal {-code}" if code < 0 else f"exit code {code}"
-        return BoundedResult(fault=f"ended its process ({how})")
-    result: BoundedResult = pickle.loads(sent)
-    return result
-
-
-def _run_in_child(function: Callable[[], Any], seconds: float, writing: int) -> None:
-    """Runs the function, sends its result, and ends this process without any clean-up."""
-    code = 1
-    try:
-        signal.signal(signal.SIGPROF, signal.SIG_DFL)
-        signal.setitimer(signal.ITIMER_PROF, seconds)
-        try:
-            result = BoundedResult(function())
-        except (MemoryError, RecursionError) as error:
-            result = BoundedResult(fault=type(error).__name__)
-        except Exception as error:  # noqa: BLE001  (the caller gets it as a fault)
-            result = BoundedResult(fault=f"{type(error).__name__}: {str(error)[:200]}")
-        sent = pickle.dumps(result)
-        while sent:
-            sent = sent[os.write(writing, sent) :]
-        code = 0
-    finally:
-        os._exit(code)
-
-
-CHUNK = 256
+_CHUNK = 256
 """Size of the datasets that entries are drawn from. Some generate all their entries at once."""
-
-
 _RESERVED = ("seed", "size")
+_MAX_CHARACTERS = 4000
+"""Of an answer; a longer one earns 0."""
+_SECONDS = 2.0
+"""Processor time of one score, well below the deadline of the reward."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +39,7 @@ class EntryAddress:
         dataset: name of the dataset.
         config: its options, as JSON with sorted keys.
         seed: seed of the dataset.
-        item: position in the dataset, below `CHUNK`.
+        item: position in the dataset, below `_CHUNK`.
     """
 
     dataset: str
@@ -118,10 +61,6 @@ class EntryAddress:
                 "the problem holds no entry of reasoning-gym: its task must be reasoning_gym"
             ) from error
 
-    def to_record(self) -> dict[str, Any]:
-        """The address as plain JSON."""
-        return asdict(self)
-
 
 def list_datasets() -> tuple[str, ...]:
     """The names of all datasets but `composite`, whose place the task `mixture` takes.
@@ -136,7 +75,7 @@ def list_datasets() -> tuple[str, ...]:
 
 @lru_cache(maxsize=64)
 def get_dataset(name: str, config: str, seed: int) -> Any:
-    """A dataset of `CHUNK` entries.
+    """A dataset of `_CHUNK` entries.
 
     Raises:
         ImportError: reasoning-gym is missing.
@@ -156,7 +95,7 @@ def get_dataset(name: str, config: str, seed: int) -> Any:
             hint = _suggest_name(option, known, f"it has {', '.join(known) or 'none'}")
             raise ValueError(f"config: {name} has no option {option!r}; {hint}")
     try:
-        made = config_class(**options, seed=seed, size=CHUNK)
+        made = config_class(**options, seed=seed, size=_CHUNK)
         if hasattr(made, "validate"):
             made.validate()
         dataset = dataset_class(config=made)
@@ -327,15 +266,9 @@ class ReasoningGymScore(NeedsLibrary, Reward):
         _build_score_example("partly", "7 or so", 0.0, partial=False),
     )
 
-    span: str | None = "answer"
-    """The span to read; null for the whole response."""
     partial: bool = True
     """Whether a dataset may give less than the full score for an answer that is nearly right.
     Without it such an answer earns 0, so that the reward is a label of correctness."""
-    max_length: int = Field(4000, ge=1)
-    """Longest answer in characters; a longer one earns 0."""
-    seconds: float = Field(2.0, gt=0, le=60)
-    """Processor time of one score; keep it well below the reward's `deadline`."""
 
     def value_range(self) -> tuple[float, float]:
         """From 0 to 1, as every dataset of the library."""
@@ -349,15 +282,14 @@ class ReasoningGymScore(NeedsLibrary, Reward):
             ValueError: the problem is none of reasoning-gym, or the score is not in [0, 1].
         """
         address = EntryAddress.from_fields(sample.problem)
-        text = sample.response if self.span is None else sample.spans.get(self.span, "")
-        answer = text.strip()
+        answer = sample.spans.get("answer", "").strip()
         if not answer:
             return Score(0.0, "no answer")
-        if len(answer) > self.max_length:
-            return Score(0.0, f"longer than {self.max_length} characters")
+        if len(answer) > _MAX_CHARACTERS:
+            return Score(0.0, f"longer than {_MAX_CHARACTERS} characters")
         if not is_readable(address.dataset, answer, generate_entry(address)):
             return Score(0.0, "no plain mathematics")
-        result = _score_answer(address, answer, self.seconds)
+        result = _score_answer(address, answer)
         if result.fault is not None:
             return Score(0.0, f"not scored: {result.fault}")
         value = float(result.value)
@@ -369,19 +301,17 @@ class ReasoningGymScore(NeedsLibrary, Reward):
 
 
 @lru_cache(maxsize=4096)
-def _score_answer(address: EntryAddress, answer: str, seconds: float) -> BoundedResult:
+def _score_answer(address: EntryAddress, answer: str) -> LimitedResult:
     """The scorer's value: here if it only compares texts, else in a process of its own.
 
     Kept, because the answers of a group are often alike, and a process costs milliseconds.
     """
-    dataset, entry = (
-        get_dataset(address.dataset, address.config, address.seed),
-        generate_entry(address),
-    )
+    dataset = get_dataset(address.dataset, address.config, address.seed)
+    entry = generate_entry(address)
     base = import_library("reasoning_gym.dataset").ProceduralDataset
     if type(dataset).score_answer is base.score_answer:
-        return BoundedResult(dataset.score_answer(answer, entry))
-    return call_with_limit(lambda: score_entry(address.dataset, dataset, answer, entry), seconds)
+        return LimitedResult(dataset.score_answer(answer, entry))
+    return call_with_limit(lambda: score_entry(address.dataset, dataset, answer, entry), _SECONDS)
 
 
 _ATTEMPTS = 1000
@@ -429,7 +359,8 @@ class ReasoningGymTask(NeedsLibrary):
         for attempt in range(_ATTEMPTS):
             address = self._locate_candidate(split, index, seed, attempt)
             entry = generate_entry(address)
-            if self._is_test(entry["question"]) == (split == "test"):
+            is_held_out = zlib.crc32(entry["question"].encode()) % self.held_out == 0
+            if is_held_out == (split == "test"):
                 return self._build_problem(address, entry)
         raise ValueError(
             f"{self.dataset} with these options has too few questions: none of {_ATTEMPTS} is for "
@@ -459,7 +390,7 @@ class ReasoningGymTask(NeedsLibrary):
         rng = random.Random(f"reasoning_gym/{seed}/{problem.id}")
         answer = problem.fields["answer"]
         if rng.random() >= self.correct:
-            other = self.problem("train", rng.randrange(4 * CHUNK), seed)
+            other = self.problem("train", rng.randrange(4 * _CHUNK), seed)
             answer = other.fields["answer"]
         stated = f"<confidence>{rng.randrange(11) / 10}</confidence>"
         turns = (f"<answer>{answer}</answer>", stated)
@@ -468,18 +399,15 @@ class ReasoningGymTask(NeedsLibrary):
     def _locate_candidate(self, split: Split, index: int, seed: int, attempt: int) -> EntryAddress:
         """Where the candidates for a problem come from: no two problems share one.
 
-        A dataset of `CHUNK` entries holds 16 candidates for each of 16 problems, because some
+        A dataset of `_CHUNK` entries holds 16 candidates for each of 16 problems, because some
         datasets take long to make.
         """
         side = 16
-        chunk, place = divmod(index, CHUNK // side)
+        chunk, place = divmod(index, _CHUNK // side)
         batch, turn = divmod(attempt, side)
         purpose = f"reasoning_gym/{self.dataset}/{seed}/{split}/{chunk}/{batch}"
         drawn = random.Random(purpose).getrandbits(31)
         return EntryAddress(self.dataset, self._config_text, drawn, place * side + turn)
-
-    def _is_test(self, question: str) -> bool:
-        return zlib.crc32(question.encode()) % self.held_out == 0
 
     def _build_problem(self, address: EntryAddress, entry: Mapping[str, Any]) -> Problem:
         question = str(entry["question"])
@@ -489,7 +417,7 @@ class ReasoningGymTask(NeedsLibrary):
             prompt=question,
             fields={
                 "data_source": self.dataset,
-                "entry": address.to_record(),
+                "entry": asdict(address),
                 "answer": entry["answer"],
             },
         )

@@ -5,12 +5,11 @@ import json
 import pickle
 import random
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
-from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import lru_cache
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Self
 
 import numpy
 from pydantic import Field, model_validator
@@ -19,49 +18,6 @@ from rlx.plugin import Action, Demonstration, Episode, Problem, Reply, Split, St
 from rlx_gyms.libraries import NeedsLibrary, import_library, is_installed
 
 _ATTEMPTS = 1000
-
-
-@dataclass(frozen=True, slots=True)
-class Beginning:
-    """How a game begins.
-
-    Attributes:
-        seed: seed of the game.
-        shown: what the game shows first.
-        identity: what decides the split: `shown`, or the seed of a game that always shows the same.
-    """
-
-    seed: int
-    shown: str
-    identity: str
-
-
-def draw_beginning(key: str, split: Split, held_out: int, show: Callable[[int], str]) -> Beginning:
-    """Draws seeds until the hash of a beginning says that it belongs to a split.
-
-    Args:
-        key: seed of the draws; begins with the name of the game.
-        split: which split.
-        held_out: one in so many beginnings is held out for testing.
-        show: returns what the game with a seed shows first; raises ValueError for a seed that the
-            game cannot open.
-
-    Raises:
-        ValueError: no beginning is for this split.
-    """
-    rng, fault = random.Random(key), ""
-    varies = show(0) != show(1)
-    for _ in range(_ATTEMPTS):
-        drawn = rng.getrandbits(31)
-        try:
-            shown = show(drawn)
-        except ValueError as error:
-            fault = f"; {error}"
-            continue
-        identity = shown if varies else str(drawn)
-        if (zlib.crc32(identity.encode()) % held_out == 0) == (split == "test"):
-            return Beginning(drawn, shown, identity)
-    raise ValueError(f"{key}: none of {_ATTEMPTS} beginnings falls into the split {split!r}{fault}")
 
 
 def open_game(id: str, config: str, players: int, seed: int) -> Any:
@@ -116,14 +72,6 @@ def read_observation(game: Any, player: int) -> str:
     )
 
 
-def reword_observation(game: Any, player: int, template: str) -> None:
-    """Rewords what the game has shown to a player since the last call; `{observation}` is that."""
-    library = import_library("textarena")
-    text = template.replace("{observation}", read_observation(game, player)).strip()
-    kind = library.ObservationType.GAME_MESSAGE
-    game.state.observations[player] = [(library.GAME_ID, text, kind)] if text else []
-
-
 def is_invalid(game: Any, player: int) -> bool:
     """Whether the last move was invalid."""
     ended_by_it = game.state.game_info[player].get("invalid_move", False)
@@ -150,82 +98,31 @@ def mute() -> Iterator[None]:
         yield
 
 
-SINGLE_PLAYER = {
-    "2048-v0": "[Left]",
-    "Bandit-v0": "[red]",
-    "Blackjack-v0": "[Stand]",
-    "Countdown-v0": "[0 1 +]",
-    "Crosswords-v0": "[6 7 r]",
-    "Cryptarithm-v0": "[S 9]",
-    "FifteenPuzzle-v0": "[up]",
-    "FrozenLake-v0": "[right]",
-    "GuessTheNumber-v0": "[1]",
-    "LightsOut-v0": "[0 0]",
-    "LogicPuzzle-v0": "[gasoline bob X]",
-    "Mastermind-v0": "[1 2 3 4]",
-    "Minesweeper-v0": "[3 2]",
-    "PegJump-v0": "[14 5]",
-    "RushHour-v0": "[H-]",
-    "Secretary-v0": "[continue]",
-    "Set-v0": "[1, 2, 3]",
-    "Slitherlink-v0": "[h 0 0]",
-    "Sokoban-v0": "[up]",
-    "Sudoku-v0-very-easy": "[2 3 9]",
-    "ThreeCardMonte-v0": "[0]",
-    "TowerOfHanoi-v0": "[A C]",
-}
-"""The games of one player that need no download, each with a first move that is valid."""
-
-
-_ONE_TURN = {"ThreeCardMonte-v0"}
-
-
 def _build_episode(
-    name: str,
-    game: str,
-    *turns: str,
-    kinds: tuple[str, ...],
-    done: bool = True,
-    opponent: tuple[str, ...] = (),
-    self_play: bool = False,
+    name: str, game: str, *turns: str, kinds: tuple[str, ...], **options: Any
 ) -> Episode:
+    players = 2 if options else 1
     return Episode(
         name=name,
-        problem={"id": game, "config": "{}", "players": 1 + bool(opponent), "seed": 3},
+        problem={"id": game, "config": "{}", "players": players, "seed": 3},
         turns=turns,
         kinds=kinds,
-        done=done,
-        options={"opponent": opponent, "order": "listed"} if opponent else {},
-        self_play=self_play,
+        options=options,
+        self_play=bool(options),
     )
 
 
 _GUESS = "GuessTheNumber-v0"  # the secret is 8
-
-
-EPISODES = (
+_EPISODES = (
     _build_episode("gold", _GUESS, "[8]", kinds=("move",)),
     _build_episode("hint", _GUESS, "<answer>1</answer>", "8", kinds=("move", "move")),
     _build_episode("hostile", _GUESS, "[" * 10_000, "", kinds=("invalid", "invalid")),
-    *(
-        _build_episode(game, game, move, kinds=("move",), done=game in _ONE_TURN)
-        for game, move in SINGLE_PLAYER.items()
-    ),
-    # Each player takes the first free cell: the first one has the diagonal 2, 4, 6.
-    _build_episode(
-        "two players",
-        "TicTacToe-v0",
-        *("0", "2", "4", "6"),
-        kinds=("move",) * 4,
-        opponent=tuple(f"[{cell}]" for cell in range(9)),
-    ),
     _build_episode(
         "self-play",
         "TicTacToe-v0",
         *("0", "1", "4", "2", "8"),
         kinds=("move",) * 5,
-        opponent=tuple(f"[{cell}]" for cell in range(9)),
-        self_play=True,
+        opponent=("[0]",),
     ),
 )
 
@@ -249,18 +146,14 @@ class TextArenaEnvironment(NeedsLibrary, StatefulEnvironment):
 
     kinds: ClassVar[tuple[str, ...]] = ("move", "invalid")
     self_play: ClassVar[bool] = True
-    examples: ClassVar[tuple[Episode, ...]] = EPISODES
+    examples: ClassVar[tuple[Episode, ...]] = _EPISODES
 
     opponent: tuple[str, ...] = ()
-    """Moves of the other player, such as `["[0]", "[1]"]`: in each turn the first valid one. Empty
-    for games of one player."""
-    order: Literal["random", "listed"] = "random"
-    """The order in which the opponent tries its moves."""
+    """Moves of the other player, such as `["[0]", "[1]"]`, which it tries in a random order in each
+    turn until one is valid. Empty for games of one player."""
     second_prompt: str = "{observation}"
     """In self-play, how the game's beginning is shown to the second player, as the task's `prompt`
     does for the first; `{observation}` is what the game shows it before the first move."""
-    span: str = "answer"
-    """The span with the move; without it the whole turn is the move."""
 
     def open(self, problem: Mapping[str, Any], seed: int) -> Any:
         """Opens the problem's game; what it has shown is in the prompt."""
@@ -275,12 +168,16 @@ class TextArenaEnvironment(NeedsLibrary, StatefulEnvironment):
 
     def play(self, game: Any, action: Action) -> Reply:
         """Makes one move, and outside self-play the opponent's after it."""
-        text = action.spans.get(self.span, action.text).strip()
+        text = action.spans.get("answer", action.text).strip()
         move = text[:_MAX_MOVE_CHARACTERS] if "[" in text else f"[{text[:_MAX_MOVE_CHARACTERS]}]"
         alone, first = action.player is None, game.first_player
         mover = first if action.player in (None, 0) else 1 - first
         if not alone and mover == first and action.number == 1:
-            reword_observation(game, 1 - first, self.second_prompt)
+            library = import_library("textarena")
+            seen = read_observation(game, 1 - first)
+            shown = self.second_prompt.replace("{observation}", seen).strip()
+            message = (library.GAME_ID, shown, library.ObservationType.GAME_MESSAGE)
+            game.state.observations[1 - first] = [message] if shown else []
         with mute():
             done, _ = game.step(move)
             valid = not is_invalid(game, mover)
@@ -307,8 +204,7 @@ class TextArenaEnvironment(NeedsLibrary, StatefulEnvironment):
             observation: what the game has shown to the opponent since its last move.
         """
         moves = list(self.opponent)
-        if self.order == "random":
-            random.shuffle(moves)  # the adapter seeds the generator for each rollout
+        random.shuffle(moves)  # the adapter seeds the generator for each rollout
         return moves
 
     def _answer(self, game: Any) -> bool:
@@ -324,14 +220,10 @@ class TextArenaEnvironment(NeedsLibrary, StatefulEnvironment):
 
 
 def _build_result(game: Any, player: int, *, done: bool) -> dict[str, Any]:
-    total = _get_return(game, player)
-    return {"return": total, "won": done and total >= 1.0}
-
-
-def _get_return(game: Any, player: int) -> float:
-    """A player's reward; 0 before the end, and where a game sets the reason in its place."""
+    """A player's reward: 0 before the end, and where a game sets the reason in its place."""
     value = (game.state.rewards or {}).get(player, 0.0)
-    return float(value) if isinstance(value, int | float) else 0.0
+    total = float(value) if isinstance(value, int | float) else 0.0
+    return {"return": total, "won": done and total >= 1.0}
 
 
 class TextArenaTask(NeedsLibrary):
@@ -374,19 +266,31 @@ class TextArenaTask(NeedsLibrary):
             ImportError: textarena is missing.
             ValueError: no beginning is for this split.
         """
-        # Some seeds of LightsOut divide by zero: they are passed over.
         key = f"textarena/{self.id}/{seed}/{split}/{index}"
-        beginning = draw_beginning(key, split, self.held_out, self._show)
-        return Problem(
-            id=f"textarena/{self.id}/{zlib.crc32(beginning.identity.encode()):08x}/{beginning.seed}",
-            prompt=self.prompt.replace("{observation}", beginning.shown),
-            fields={
-                "data_source": self.id,
-                "id": self.id,
-                "config": self._config_text,
-                "players": self.players,
-                "seed": beginning.seed,
-            },
+        rng, fault = random.Random(key), ""
+        varies = self._show(0) != self._show(1)
+        for _ in range(_ATTEMPTS):
+            drawn = rng.getrandbits(31)
+            try:
+                shown = self._show(drawn)
+            except ValueError as error:  # some seeds of LightsOut divide by zero
+                fault = f"; {error}"
+                continue
+            identity = zlib.crc32((shown if varies else str(drawn)).encode())
+            if (identity % self.held_out == 0) == (split == "test"):
+                return Problem(
+                    id=f"textarena/{self.id}/{identity:08x}/{drawn}",
+                    prompt=self.prompt.replace("{observation}", shown),
+                    fields={
+                        "data_source": self.id,
+                        "id": self.id,
+                        "config": self._config_text,
+                        "players": self.players,
+                        "seed": drawn,
+                    },
+                )
+        raise ValueError(
+            f"{key}: none of {_ATTEMPTS} beginnings falls into the split {split!r}{fault}"
         )
 
     def _show(self, seed: int) -> str:

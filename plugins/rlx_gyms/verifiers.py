@@ -2,171 +2,42 @@
 
 import hashlib
 import json
-import math
 import os
 import random
 import select
 import subprocess
 import time
 import zlib
-from abc import abstractmethod
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
 from tempfile import TemporaryFile
 from threading import Lock
-from typing import IO, Any, ClassVar, NoReturn, Protocol
+from typing import IO, Any, ClassVar, NoReturn
 
 from pydantic import Field
 
 from rlx.plugin import (
     Action,
     Demonstration,
+    Environment,
     Plugin,
     Problem,
-    Reply,
     Split,
-    StatefulEnvironment,
+    Step,
     expand_path,
 )
 
-LONGEST_MESSAGE = 1_000_000
+_PROGRAM = Path(__file__).with_name("verifiers_worker.py")
+_LONGEST_MESSAGE = 1_000_000
 """Longest message in bytes that is read from the other side."""
+_START_SECONDS, _ROW_SECONDS, _SCORE_SECONDS = 60.0, 30.0, 30.0
+"""For the import of a taskset, and for answers."""
 
 
 class RemoteFault(Exception):
     """The other side fails: it is not there, too slow, or answers what cannot be read."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RemoteReply:
-    """What the other side answers.
-
-    Attributes:
-        observation: the text for the model.
-        reward: the reward of the turn.
-        done: whether the episode has ended.
-        valid: whether it could read the turn.
-        info: further numbers, recorded under their names.
-    """
-
-    observation: str = ""
-    reward: float = 0.0
-    done: bool = False
-    valid: bool = True
-    info: Mapping[str, float | bool] = field(default_factory=dict)
-
-
-class RemoteSession(Protocol):
-    """An episode on the other side. One that can be pickled is not replayed."""
-
-    def reset(self) -> RemoteReply:
-        """Begins the episode."""
-        ...
-
-    def step(self, text: str) -> RemoteReply:
-        """Plays a turn."""
-        ...
-
-    def close(self) -> None:
-        """Frees what the session holds."""
-        ...
-
-
-@dataclass(slots=True)
-class _RemoteGame:
-    session: RemoteSession
-    total: float = 0.0
-
-
-class RemoteEnvironment(StatefulEnvironment):
-    """Base of environments on the other side of a connection. Subclasses write `connect`.
-
-    `info` holds the `reward` of the turn, the `return` so far, `valid`, and the numbers that the
-    other side reports.
-    """
-
-    kinds: ClassVar[tuple[str, ...]] = ("turn", "invalid")
-
-    span: str = "answer"
-    """The span that is sent; without it the whole turn is."""
-    timeout: float = Field(4.0, gt=0)
-    """Seconds for an answer. Below the `deadline`, so that a fault names the other side."""
-
-    @abstractmethod
-    def connect(self, problem: Mapping[str, Any]) -> RemoteSession:
-        """Returns a session of the problem that has not begun."""
-
-    def open(self, problem: Mapping[str, Any], seed: int) -> _RemoteGame:
-        """Begins the problem's episode; what it shows first is in the prompt."""
-        game = _RemoteGame(self.connect(problem))
-        try:
-            game.session.reset()
-        except BaseException:
-            game.session.close()
-            raise
-        return game
-
-    def play(self, game: _RemoteGame, action: Action) -> Reply:
-        """Sends a turn."""
-        text = action.spans.get(self.span, action.text)
-        reply = game.session.step(text.encode(errors="replace").decode())
-        game.total += reply.reward
-        return Reply(
-            kind="turn" if reply.valid else "invalid",
-            observation=reply.observation,
-            done=reply.done,
-            info={
-                **reply.info,
-                "reward": reply.reward,
-                "return": game.total,
-                "valid": reply.valid,
-            },
-        )
-
-    def close(self, game: _RemoteGame) -> None:
-        """Ends the session."""
-        game.session.close()
-
-
-def read_message(text: str | bytes, sender: str) -> Mapping[str, Any]:
-    """Returns a JSON object that was received.
-
-    Raises:
-        RemoteFault: it is no JSON object of finite numbers.
-    """
-    try:
-        message = json.loads(text, parse_constant=_refuse_constant)
-    except (ValueError, RecursionError) as error:
-        raise RemoteFault(f"{sender} sent invalid JSON: {error}") from None
-    if not isinstance(message, dict):
-        raise RemoteFault(f"{sender} sent {type(message).__name__}, not an object")
-    return message
-
-
-def read_number(value: Any, name: str, sender: str) -> float:
-    """Returns a number that was received; nothing is 0.
-
-    Raises:
-        RemoteFault: it is something else.
-    """
-    if value is None:
-        return 0.0
-    if not isinstance(value, int | float) or not math.isfinite(value):
-        raise RemoteFault(f"{sender} sent {value!r:.40} as {name}, not a number")
-    return float(value)
-
-
-def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not a number of JSON")
-
-
-_PROGRAM = Path(__file__).with_name("verifiers_worker.py")
-
-
-_START = 60.0
-"""Seconds for the import of a taskset."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,15 +129,27 @@ class TasksetProcess:
             self._end()
             raise RemoteFault(f"{source.python} cannot be run: {error.strerror}") from None
         try:
-            self._count = int(self._read(_START, "start")["count"])
+            self._count = int(self._read(_START_SECONDS, "start")["count"])
         except RemoteFault:
             self._end()
             raise
         return self._process
 
     def _read(self, timeout: float, kind: str) -> Mapping[str, Any]:
+        """Returns the message of the next line.
+
+        Raises:
+            RemoteFault: there is none in time, it is no JSON object of finite numbers, or it is a
+                fault of the taskset.
+        """
+        sender = self._source.taskset
         try:
-            message = read_message(self._read_line(timeout, kind), self._source.taskset)
+            message = json.loads(self._read_line(timeout, kind), parse_constant=_refuse_constant)
+            if not isinstance(message, dict):
+                raise RemoteFault(f"{sender} sent {type(message).__name__}, not an object")
+        except (ValueError, RecursionError) as error:
+            self._end()
+            raise RemoteFault(f"{sender} sent invalid JSON: {error}") from None
         except RemoteFault:
             self._end()
             raise
@@ -292,7 +175,7 @@ class TasksetProcess:
                     f"{self._source.taskset} ended its process in `{kind}`: "
                     f"{self._read_last_error()}"
                 )
-            if len(received) > LONGEST_MESSAGE:
+            if len(received) > _LONGEST_MESSAGE:
                 raise RemoteFault(f"{self._source.taskset} sent more than one megabyte")
         return bytes(received)
 
@@ -319,68 +202,57 @@ class TasksetProcess:
                 opened.close()
 
 
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not a number of JSON")
+
+
 @lru_cache(maxsize=8)
 def get_process(source: TasksetSource) -> TasksetProcess:
     """Returns the process of a taskset, which serves all episodes of the calling process."""
     return TasksetProcess(source)
 
 
-@dataclass(frozen=True, slots=True)
-class _RowSession:
-    """An episode of one turn. It holds no connection, so it is stored and not replayed."""
-
-    source: TasksetSource
-    index: int
-    timeout: float
-
-    def reset(self) -> RemoteReply:
-        """Begins the episode: there is nothing to show but the prompt."""
-        return RemoteReply()
-
-    def step(self, text: str) -> RemoteReply:
-        """Has the answer scored."""
-        process = get_process(self.source)
-        answer = process.request("score", self.timeout, index=self.index, text=text)
-        name = self.source.taskset
-        rewards, metrics = (answer.get(part) or {} for part in ("rewards", "metrics"))
-        return RemoteReply(
-            reward=read_number(answer.get("reward"), "reward", name),
-            done=True,
-            info={
-                str(key): read_number(value, str(key), name)
-                for key, value in {**metrics, **rewards}.items()
-            },
-        )
-
-    def close(self) -> None:
-        """Does nothing: the process serves other episodes."""
-
-
-class VerifiersEnvironment(RemoteEnvironment):
+class VerifiersEnvironment(Environment):
     """Scores the answers to rows of the task `verifiers` by the taskset's own rewards.
 
-    An episode has one turn: `max_turns: 1`. `info` also holds the taskset's rewards, with their
-    weights, and its metrics by name.
+    An episode has one turn: `max_turns: 1`. `info` holds the taskset's `reward`, also as `return`,
+    and its rewards, with their weights, and its metrics by name.
     """
 
-    kinds: ClassVar[tuple[str, ...]] = ("turn", "invalid")
+    kinds: ClassVar[tuple[str, ...]] = ("turn",)
 
-    span: str = ""
-    """The span that is scored; empty for the whole turn, which most tasksets expect."""
-
-    def connect(self, problem: Mapping[str, Any]) -> _RowSession:
-        """Returns the session of a row.
+    def reset(self, problem: Mapping[str, Any], seed: int) -> dict[str, Any]:
+        """Returns where the row is.
 
         Raises:
             ValueError: the problem is of another task.
         """
         if "taskset" not in problem:
             raise ValueError("the environment `verifiers` works only with the task `verifiers`")
-        source = TasksetSource(**{f.name: problem[f.name] for f in fields(TasksetSource)})
-        return _RowSession(source, problem["index"], self.timeout)
+        return {key: value for key, value in problem.items() if key != "data_source"}
+
+    def step(self, state: Mapping[str, Any], action: Action) -> Step:
+        """Has the answer scored.
+
+        Raises:
+            RemoteFault: it cannot be scored.
+        """
+        source = TasksetSource(**{k: v for k, v in state.items() if k != "index"})
+        text = action.text.encode(errors="replace").decode()
+        request = {"index": state["index"], "text": text}
+        answer = get_process(source).request("score", _SCORE_SECONDS, **request)
+        rewards, metrics = (answer.get(part) or {} for part in ("rewards", "metrics"))
+        found = {**metrics, **rewards, "reward": answer.get("reward")}
+        info = {str(key): _read_number(value, key, source.taskset) for key, value in found.items()}
+        info["return"] = info["reward"]
+        return Step(kind="turn", state=state, done=True, info=info)
 
 
-_TIMEOUT = 30.0
+def _read_number(value: Any, name: str, sender: str) -> float:
+    """A number that was received; nothing is 0."""
+    if value is not None and not isinstance(value, int | float):
+        raise RemoteFault(f"{sender} sent {value!r:.40} as {name}, not a number")
+    return float(value or 0.0)
 
 
 class VerifiersTask(Plugin):
@@ -472,5 +344,5 @@ def _list_rows(source: TasksetSource, held_out: int, split: Split) -> tuple[int,
 
 @lru_cache(maxsize=100_000)
 def _read_row(source: TasksetSource, index: int) -> tuple[str, str]:
-    row = get_process(source).request("row", _TIMEOUT, index=index)
+    row = get_process(source).request("row", _ROW_SECONDS, index=index)
     return str(row["prompt"]), str(row["system"])

@@ -45,22 +45,19 @@ class AnswerReward(Reward):
 
     def check_problem(self, problem: Mapping[str, Any]) -> None:
         """Requires a right answer."""
-        self._find_right_answers(problem)
+        self.list_right_answers(problem)
 
     def get_answer_text(self, sample: Sample) -> str:
         """The model's answer; "" without one."""
         text = sample.response if self.span is None else sample.spans.get(self.span, "")
         return text.strip()
 
-    def list_right_answers(self, sample: Sample) -> tuple[str | int | float, ...]:
+    def list_right_answers(self, problem: Mapping[str, Any]) -> tuple[str | int | float, ...]:
         """The right answers: texts without white space around them, and numbers.
 
         Raises:
             ValueError: the problem has none, which is an error in the data, not in the response.
         """
-        return self._find_right_answers(sample.problem)
-
-    def _find_right_answers(self, problem: Mapping[str, Any]) -> tuple[str | int | float, ...]:
         if self.field not in problem:
             there = ", ".join(map(repr, problem)) or "none"
             raise ValueError(f"there is no field {self.field!r}; the problem has {there}")
@@ -68,12 +65,14 @@ class AnswerReward(Reward):
         values: list[Any] | tuple[Any, ...] = value if isinstance(value, list | tuple) else [value]
         if not values or not all(map(_is_answer, values)):
             raise ValueError(f"the field {self.field!r} must hold text or numbers, got {value!r}")
-        return tuple(_take_result(v.strip()) if isinstance(v, str) else v for v in values)
-
-
-def _take_result(text: str) -> str:
-    found = _result.search(text)
-    return found[1] if found else text
+        right: list[str | int | float] = []
+        for one in values:
+            if isinstance(one, str):
+                found = _result.search(one.strip())
+                right.append(found[1] if found else one.strip())
+            else:
+                right.append(one)
+        return tuple(right)
 
 
 def _is_answer(value: Any) -> bool:
@@ -112,16 +111,17 @@ class AnswerExactMatch(AnswerReward):
         Raises:
             ValueError: the problem holds no right answer.
         """
-        right = self.list_right_answers(sample)
+        right = self.list_right_answers(sample.problem)
         answer = self.get_answer_text(sample)
         if not answer:
             return Score(0.0, "no answer")
-        same = any(self._is_equal(answer, one) for one in right)
-        return Score(1.0) if same else Score(0.0, "wrong answer")
-
-    def _is_equal(self, answer: str, right: str | int | float) -> bool:
-        if not isinstance(right, str):
-            return parse_number(answer) == Decimal(repr(right))
-        if self.normalize == "text":
-            return normalize_answer(answer) == normalize_answer(right)
-        return answer == right
+        for one in right:
+            if not isinstance(one, str):
+                same = parse_number(answer) == Decimal(repr(one))
+            elif self.normalize == "text":
+                same = normalize_answer(answer) == normalize_answer(one)
+            else:
+                same = answer == one
+            if same:
+                return Score(1.0)
+        return Score(0.0, "wrong answer")

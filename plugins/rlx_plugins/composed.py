@@ -110,7 +110,12 @@ class Mixture(Plugin):
 
     def problem(self, split: Split, index: int, seed: int) -> Problem:
         """Returns problem number `index`; each task's problems come in the task's order."""
-        name, position = self._places(split, index, seed)
+        weights = self.weights or dict.fromkeys(self.tasks, 1.0)
+        # In the order of the names: that of the YAML is no part of an experiment's digest.
+        places = _sample_task_positions(
+            tuple(sorted(weights.items())), split, seed, index // _BLOCK + 1
+        )
+        name, position = places[index]
         problem: Problem = self.inner("tasks")[name].problem(split, position, seed)
         return replace(
             problem,
@@ -134,14 +139,6 @@ class Mixture(Plugin):
         )
         given: Demonstration = self.inner("tasks")[name].demonstration(own, seed)
         return given
-
-    def _places(self, split: Split, index: int, seed: int) -> tuple[str, int]:
-        """Which task gives problem `index`, and at which position of its own."""
-        weights = self.weights or dict.fromkeys(self.tasks, 1.0)
-        # In the order of the names: that of the YAML is no part of an experiment's digest.
-        return _sample_task_positions(
-            tuple(sorted(weights.items())), split, seed, index // _BLOCK + 1
-        )[index]
 
 
 _BLOCK = 1024

@@ -229,8 +229,9 @@ class JudgeReward(Reward):
                 tokens = _count_tokens(said)
                 server.count_tokens(sum(tokens))
                 value = read(said.choices[0].message.content or "")
-                used = {"tokens": sum(tokens), "cost": self._compute_cost(*tokens)}
-                return {"value": value, "requests": number, **used}
+                price = self.price or Price(prompt=0.0, completion=0.0)
+                cost = (tokens[0] * price.prompt + tokens[1] * price.completion) / 1e6
+                return {"value": value, "requests": number, "tokens": sum(tokens), "cost": cost}
             except (openai.APIConnectionError, openai.APIResponseValidationError) as error:
                 why = f"{type(error).__name__}: {error}"
             except openai.APIStatusError as error:
@@ -245,12 +246,6 @@ class JudgeReward(Reward):
                 pause = min(_FIRST_PAUSE * 2 ** (number - 1), _LONGEST_PAUSE)
                 await asyncio.sleep(pause * pauses.uniform(0.5, 1.0) if wait is None else wait)
         raise JudgeError(f"the judge gave no verdict after {number} tries: {why}")
-
-    def _compute_cost(self, prompt: int, completion: int) -> float:
-        """What tokens cost; 0 without a price."""
-        if self.price is None:
-            return 0.0
-        return (prompt * self.price.prompt + completion * self.price.completion) / 1e6
 
     def list_usage(self, answers: Sequence[Answer]) -> dict[str, float]:
         """What answers took, as parts of a score."""
@@ -349,7 +344,8 @@ class JudgeRanking(JudgeReward):
         prompt = fill_judge_prompt(
             self.prompt, rubric=self.rubric, question=question, first=first, second=second
         )
-        return await self.ask(prompt, 0, Preference, _read_preference)
+        wins = {"first": 1.0, "tie": 0.5, "second": 0.0}
+        return await self.ask(prompt, 0, Preference, lambda reply: wins[reply.better])
 
     def _count_wins(
         self, own: int, texts: Sequence[str], answers: Mapping[tuple[str, str], Answer]
@@ -362,22 +358,14 @@ class JudgeRanking(JudgeReward):
         usage = self.list_usage(asked if text not in texts[:own] else [])
         if not others:
             return Score(0.5, "no other answer", usage)
-        wins = [_compute_wins(text, other, answers) for other in others]
+        wins = []
+        for other in others:
+            if text == other or not other:
+                wins.append(0.5 if other else 1.0)
+            else:  # the mean of two comparisons, in both orders
+                first, second = (answers[pair]["value"] for pair in ((text, other), (other, text)))
+                wins.append((first + 1.0 - second) / 2)
         return Score(sum(wins) / len(wins), parts=usage)
-
-
-def _compute_wins(text: str, other: str, answers: Mapping[tuple[str, str], Answer]) -> float:
-    """The mean of two comparisons, in both orders."""
-    if text == other:
-        return 0.5
-    if not other:
-        return 1.0
-    return float((answers[text, other]["value"] + 1.0 - answers[other, text]["value"]) / 2)
-
-
-def _read_preference(reply: Preference) -> float:
-    """What the first answer wins."""
-    return {"first": 1.0, "tie": 0.5, "second": 0.0}[reply.better]
 
 
 def fill_judge_prompt(template: str, **texts: str) -> str:

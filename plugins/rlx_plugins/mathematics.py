@@ -7,10 +7,7 @@ units and percent signs, numbers with an exponent or a base, and equations that 
 
 import logging
 import math
-import os
 import re
-import signal
-import traceback
 import unicodedata
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -20,21 +17,17 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import Any, ClassVar
 
-from pydantic import Field
-
 from rlx.plugin import Example, Sample, Score
 from rlx_plugins.answer_text import format_number
 from rlx_plugins.answers import AnswerReward, build_answer_example
+from rlx_plugins.limited_call import call_with_limit
 
-_RIGHT, _WRONG, _UNREADABLE, _TOO_LARGE, _UNFINISHED, _FAILED = range(6)  # exit codes
-_REASONS = {
-    _RIGHT: None,
-    _WRONG: "wrong answer",
-    _UNREADABLE: "unreadable",
-    _TOO_LARGE: "too large to compare",
-    _UNFINISHED: "not a finished value",
-    -signal.SIGPROF: "too slow to compare",
-}
+_DIGITS = 6
+"""Number of decimals, and of significant digits, in which two numbers must agree."""
+_MAX_CHARACTERS = 2000
+"""Of a formula; a longer one is wrong."""
+_SECONDS = 1.0
+"""Processor time of one comparison, well below the deadline of a reward."""
 
 
 class MathVerify(AnswerReward):
@@ -52,22 +45,11 @@ class MathVerify(AnswerReward):
         build_answer_example("another form", r"$\frac{2}{4}$", 0.5, 1.0),
         build_answer_example("wrong", "71", "72", 0.0),
         build_answer_example("one of several", "x^2+2x+1", ["(x+1)^2", "x"], 1.0),
-        build_answer_example("computed for hours", "9**9**9", "72", 0.0, seconds=0.2),
+        build_answer_example("computed for hours", "9**9**9", "72", 0.0),
         build_answer_example("not mathematics", "???", "72", 0.0),
         build_answer_example("cut off", "72+", "72", 0.0),
         build_answer_example("another unit", "5 m", "5 km", 0.0),
-        build_answer_example("to be computed", "12*6", "72", 0.0, finished=True),
     )
-
-    float_rounding: int = Field(6, ge=1)
-    """Number of decimals, and of significant digits, in which two numbers must agree."""
-    max_length: int = Field(2000, ge=1)
-    """Maximum number of characters of a formula; a longer one is wrong."""
-    finished: bool = False
-    """Whether an answer must be a finished value: `72`, `\\frac{2}{4}` and `2\\sqrt{3}` are, `12*6`
-    and `70+2` are not."""
-    seconds: float = Field(1.0, gt=0, le=60)
-    """Processor time of one comparison; keep it well below the reward's `deadline`."""
 
     def __setstate__(self, state: dict[Any, Any]) -> None:
         # Runs in a worker: the import must not count against the first sample's deadline.
@@ -86,7 +68,7 @@ class MathVerify(AnswerReward):
     def check_problem(self, problem: Mapping[str, Any]) -> None:
         """Requires a right answer. Reads one that does not look like mathematics: to read all would
         take minutes."""
-        for one in self._find_right_answers(problem):
+        for one in self.list_right_answers(problem):
             if isinstance(one, str) and _foreign.search(_command.sub("", one)) and _is_installed():
                 _read_right_answer(one)
 
@@ -95,50 +77,34 @@ class MathVerify(AnswerReward):
 
         Raises:
             ValueError: the problem holds no right answer, or one that cannot be read.
-            RuntimeError: the library failed; its traceback is on stderr.
+            RuntimeError: the library failed.
         """
         right = [
             one if isinstance(one, str) else format_number(one)
-            for one in self.list_right_answers(sample)
+            for one in self.list_right_answers(sample.problem)
         ]
         answer = self.get_answer_text(sample)
         if not answer:
             return Score(0.0, "no answer")
         formula = find_formula(answer, whole=self.span is not None)
         if formula is None:
-            return Score(0.0, _REASONS[_UNREADABLE])
-        if len(formula) > self.max_length:
-            return Score(0.0, f"longer than {self.max_length} characters")
-        code = self._compare([v for one in right for v in _read_right_answer(one)], formula)
-        if code == _FAILED:
-            raise RuntimeError("math-verify failed on an answer; its traceback is on stderr")
-        reason = _REASONS.get(code, f"ended its process by signal {-code}")
-        return Score(float(code == _RIGHT), reason)
+            return Score(0.0, "unreadable")
+        if len(formula) > _MAX_CHARACTERS:
+            return Score(0.0, f"longer than {_MAX_CHARACTERS} characters")
+        values = [value for one in right for value in _read_right_answer(one)]
+        result = call_with_limit(lambda: _find_fault(values, formula), _SECONDS)
+        if result.is_raised:
+            raise RuntimeError(f"math-verify failed on an answer: {result.fault}")
+        reason = result.value if result.fault is None else f"not compared: {result.fault}"
+        return Score(float(reason is None), reason)
 
-    def _compare(self, right: "list[_Value]", formula: str) -> int:
-        """Compares in a child process, which the kernel kills when its time is up."""
-        child = os.fork()
-        if child:
-            return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-        code = _FAILED
-        try:
-            signal.signal(signal.SIGPROF, signal.SIG_DFL)
-            signal.setitimer(signal.ITIMER_PROF, self.seconds)
-            code = self._judge(right, formula)
-        except (RecursionError, MemoryError):  # the answer is too large
-            code = _TOO_LARGE
-        except Exception:  # noqa: BLE001  (printed here; the parent raises)
-            traceback.print_exc()
-        finally:
-            os._exit(code)
 
-    def _judge(self, right: "list[_Value]", formula: str) -> int:
-        found = list(_read_values(formula))
-        for value in found:
-            if any(_are_equal(one, value, self.float_rounding) for one in right):
-                done = not self.finished or _is_finished(value)
-                return _RIGHT if done else _UNFINISHED
-        return _WRONG if found else _UNREADABLE
+def _find_fault(right: "list[_Value]", formula: str) -> str | None:
+    """What is wrong with an answer's formula; None if it has one of the right values."""
+    found = list(_read_values(formula))
+    if any(_are_equal(one, value) for value in found for one in right):
+        return None
+    return "wrong answer" if found else "unreadable"
 
 
 def _is_installed() -> bool:
@@ -409,7 +375,7 @@ def _parse_latex(text: str) -> Any:
 # Comparison --------------------------------------------------------------------------------------
 
 
-def _are_equal(right: _Value, value: _Value, digits: int) -> bool:
+def _are_equal(right: _Value, value: _Value) -> bool:
     """Whether two values are equal; a right answer without a unit is equal with any.
 
     Numbers must agree in decimals, by the library, and in significant digits: decimals alone would
@@ -421,9 +387,9 @@ def _are_equal(right: _Value, value: _Value, digits: int) -> bool:
     if distance is not None and distance < _SAME:
         return True
     same = _import_math_verify().verify(
-        right.expression, value.expression, float_rounding=digits, timeout_seconds=None
+        right.expression, value.expression, float_rounding=_DIGITS, timeout_seconds=None
     )
-    return bool(same) and (distance is None or distance <= 10.0 ** (1 - digits))
+    return bool(same) and (distance is None or distance <= 10.0 ** (1 - _DIGITS))
 
 
 _SAME = 1e-12
@@ -442,21 +408,6 @@ def _relative_distance(right: Any, value: Any) -> float | None:
     if not math.isfinite(largest):
         return None
     return abs(a - b) / largest if largest else 0.0
-
-
-_operators = re.compile(
-    r"(?<=[\w)}!])\s*(?:\*\*|[-+*/^]|\\times|\\cdot|\\div)|\\[dt]?frac|(?<=[-+])\s*[-+]|!(?!=)|\|"
-    r"|\\(?:sqrt|log|ln|exp|sin|cos|tan|max|min|gcd|[dt]?binom|l(?:floor|ceil)|sum|prod|int|lim)"
-)
-_scientific = re.compile(r"(?:\\times|\\cdot|\*)\s*10\s*(?:\^|\*\*)\s*\{?[-+]?\d+\}?")
-
-
-def _is_finished(value: _Value) -> bool:
-    """Whether nothing in a number is left to compute: it has no more operations than its result."""
-    if not getattr(value.expression, "is_number", False):
-        return True
-    written = len(_operators.findall(_scientific.sub("", value.formula)))
-    return written <= int(value.expression.doit().count_ops())
 
 
 # The library -------------------------------------------------------------------------------------

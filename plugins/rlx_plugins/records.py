@@ -15,7 +15,7 @@ from difflib import get_close_matches
 from functools import lru_cache
 from importlib import import_module
 from io import BufferedReader
-from itertools import chain, islice
+from itertools import islice
 from pathlib import Path
 from typing import Any, Self
 
@@ -34,21 +34,18 @@ _OTHER_FORMATS = (".csv", ".tsv", ".json", ".txt", ".xlsx", ".arrow")
 
 
 class Source(BaseModel):
-    """The source of a split's records: files, a folder, or a dataset of the Hugging Face hub."""
+    """The source of a split's records: files, or a dataset of the Hugging Face hub."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     path: Path | tuple[Path, ...] | None = None
-    """A `.jsonl`, `.jsonl.gz` or `.parquet` file, an ordered list of them, or a folder: one written
-    by `save_to_disk`, or one of data files in the hub's layout."""
+    """A `.jsonl`, `.jsonl.gz` or `.parquet` file, or an ordered list of them."""
     hub: str | None = None
     """Name of a dataset, such as `openai/gsm8k`."""
     config: str | None = None
     """Configuration of the hub's dataset."""
-    revision: str | None = None
-    """Commit, tag or branch of the hub's dataset."""
     split: str | None = None
-    """Split of a folder or of the hub's dataset."""
+    """Split of the hub's dataset."""
     limit: int | None = Field(None, ge=1)
     """Read only the first `limit` records."""
 
@@ -58,37 +55,37 @@ class Source(BaseModel):
             raise ValueError("needs either `path` or `hub`")
         if self.hub is not None and self.split is None:
             raise ValueError("`hub` needs a `split`, such as `split: train`")
-        if self.hub is not None and Path(self.hub).is_dir():
-            raise ValueError(f"a folder is named by `path: {self.hub}`")
-        if self.path is not None and (self.config is not None or self.revision is not None):
-            raise ValueError("`config` and `revision` belong to `hub`")
+        if self.hub is None and (self.config is not None or self.split is not None):
+            raise ValueError("`config` and `split` belong to `hub`")
         if not self.paths and self.hub is None:
             raise ValueError("`path` is an empty list")
-        if self.hub is None and self.split is not None and any(p.suffix for p in self.paths):
-            raise ValueError("`split` belongs to `hub` or to a folder")
         if other := next((p for p in self.paths if p.suffix in _OTHER_FORMATS), None):
             raise ValueError(f"{other}: its name must end in .jsonl, .jsonl.gz or .parquet")
         return self
 
     @property
+    def name(self) -> str:
+        """The files or the dataset, for messages."""
+        return self.hub or ", ".join(map(str, self.paths))
+
+    @property
     def paths(self) -> tuple[Path, ...]:
-        """Files or the folder, in order."""
+        """The files, in order."""
         if self.path is None:
             return ()
         paths = self.path if isinstance(self.path, tuple) else (self.path,)
         return tuple(map(expand_path, paths))
 
     def stamps(self) -> tuple[Stamp, ...]:
-        """Returns the states of the files, and of those in folders.
+        """Returns the states of the files.
 
         Raises:
             OSError: a file cannot be read.
         """
-        inside = (sorted(path.rglob("*")) if path.is_dir() else () for path in self.paths)
-        return tuple(map(_get_file_stamp, (*self.paths, *chain.from_iterable(inside))))
+        return tuple(map(_get_file_stamp, self.paths))
 
     def digests(self, split: str) -> dict[str, str]:
-        """Returns digests of the records of each file or folder, or of the hub's dataset.
+        """Returns digests of the records of each file, or of the hub's dataset.
 
         They do not depend on how the records are written, such as compression or the order of keys.
 
@@ -116,11 +113,9 @@ class Source(BaseModel):
 
     def _read_all_rows(self) -> Iterator[Row]:
         if self.hub is not None:
-            yield from _load_hub_rows(self.hub, self.config, self.revision, str(self.split))
+            yield from _load_hub_rows(self.hub, self.config, str(self.split))
         for path in self.paths:
-            if path.is_dir():
-                yield from _load_folder_rows(path, self.split)
-            elif path.name.endswith((".jsonl", ".jsonl.gz")):
+            if path.name.endswith((".jsonl", ".jsonl.gz")):
                 yield from read_json_lines(path)
             elif path.suffix == ".parquet":
                 yield from _read_parquet_rows(path)
@@ -132,17 +127,14 @@ def _get_file_stamp(path: Path) -> Stamp:
     try:
         stat = path.stat()
     except OSError as error:
-        raise OSError(f"cannot read {path}: {error.strerror}{_suggest_file(path)}") from None
+        help_ = ""
+        if not path.is_absolute() and not path.suffix and len(path.parts) == 2:
+            help_ = f"; a dataset of the hub is named by `hub: {path}`"
+        elif path.parent.is_dir():
+            near = get_close_matches(path.name, [p.name for p in path.parent.iterdir()], 1)
+            help_ = f"; did you mean {near[0]}?" if near else ""
+        raise OSError(f"cannot read {path}: {error.strerror}{help_}") from None
     return str(path), stat.st_mtime_ns, stat.st_size
-
-
-def _suggest_file(path: Path) -> str:
-    """Names the file beside a missing one that was probably meant, or the hub."""
-    if not path.is_absolute() and not path.suffix and len(path.parts) == 2:
-        return f"; a dataset of the hub is named by `hub: {path}`"
-    there = [other.name for other in path.parent.iterdir()] if path.parent.is_dir() else []
-    near = get_close_matches(path.name, there, 1)
-    return f"; did you mean {near[0]}?" if near else ""
 
 
 @lru_cache(maxsize=16)
@@ -255,24 +247,17 @@ def _widen_floats(table: Any) -> Any:
 # Hugging Face datasets ---------------------------------------------------------------------------
 
 
-def _import_datasets(what: str) -> Any:
+def _load_hub_rows(name: str, config: str | None, split: str) -> Iterator[Row]:
+    where = f"{name} ({split})"
     try:
         library = import_module("datasets")
     except ImportError:
         raise ImportError(
-            f"{what} needs the package `datasets`: pip install 'rlx[huggingface]'"
+            f"the dataset {name} needs the package `datasets`: pip install 'rlx[huggingface]'"
         ) from None
     library.disable_progress_bars()
-    return library
-
-
-def _load_hub_rows(
-    name: str, config: str | None, revision: str | None, split: str
-) -> Iterator[Row]:
-    where = f"{name} ({split})"
-    library = _import_datasets(f"the dataset {name}")
     try:
-        found = library.load_dataset(name, config, revision=revision, split=split)
+        found = library.load_dataset(name, config, split=split)
     except OSError as error:  # a missing dataset, or a network error
         raise OSError(
             f"cannot read {where}: {error}. Without a network, it must already be in the cache: "
@@ -281,30 +266,6 @@ def _load_hub_rows(
     except (ValueError, library.exceptions.DatasetsError) as error:
         raise ValueError(f"{where}: {error}") from None
     yield from _read_batch_rows(found.with_format("arrow").iter(_BATCH), where)
-
-
-def _load_folder_rows(path: Path, split: str | None) -> Iterator[Row]:
-    library = _import_datasets(f"the folder {path}")
-    saved = (path / "dataset_dict.json").exists() or (path / "dataset_info.json").exists()
-    failures = (OSError, ValueError, library.exceptions.DatasetsError)
-    try:
-        if saved:
-            found = library.load_from_disk(str(path))
-        else:  # its cache may hold what the files were before they were edited
-            found = library.load_dataset(str(path), streaming=True)
-    except failures as error:
-        raise ValueError(f"{path}: not readable as a dataset: {error}") from None
-    if isinstance(found, dict):
-        if split not in found:
-            raise ValueError(f"{path}: `split` must name one of {', '.join(map(repr, found))}")
-        found = found[split]
-    elif split is not None:
-        raise ValueError(f"{path}: it has no splits, so `split` must be left out")
-    name = f"{path} ({split})" if split is not None else str(path)
-    try:
-        yield from _read_batch_rows(found.with_format("arrow").iter(_BATCH), name)
-    except failures as error:
-        raise ValueError(f"{name}: not readable as a dataset: {error}") from None
 
 
 # Values ------------------------------------------------------------------------------------------
@@ -323,7 +284,8 @@ def get_value_at_path(record: Mapping[str, Any], path: str) -> Any:
     except LookupError:
         paths = list(_list_field_paths(record))
         near = get_close_matches(path, paths, 1)
-        help_ = f"did you mean {near[0]!r}?" if near else f"there are {_format_field_names(paths)}"
+        listed = ", ".join(map(repr, paths[:8])) + (", ..." if len(paths) > 8 else "")
+        help_ = f"did you mean {near[0]!r}?" if near else f"there are {listed or 'no fields'}"
         raise ValueError(f"there is no {path!r}; {help_}") from None
 
 
@@ -347,9 +309,10 @@ def _list_field_paths(record: Mapping[str, Any], before: str = "") -> Iterator[s
             yield from _list_field_paths(value, f"{before}{key}.")
 
 
-def _format_field_names(names: list[str], most: int = 8) -> str:
-    text = ", ".join(map(repr, names[:most])) or "no fields"
-    return text + (", ..." if len(names) > most else "")
+def format_short_repr(value: Any) -> str:
+    """Returns a value for a message, cut off after 60 characters."""
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:60]}..."
 
 
 def convert_to_plain_json(value: Any) -> Any:
@@ -369,30 +332,23 @@ def convert_to_plain_json(value: Any) -> Any:
             raise ValueError(f"{value} is not a finite number")
         return value
     if isinstance(value, Mapping):
-        return {_check_json_key(key): convert_to_plain_json(below) for key, below in value.items()}
+        for key in value:
+            if not isinstance(key, str):
+                raise ValueError(f"a key must be text, got {key!r}")
+        return {_check_surrogates(key): convert_to_plain_json(v) for key, v in value.items()}
     if isinstance(value, list | tuple):
         return [convert_to_plain_json(below) for below in value]
     if isinstance(value, date | time):
         return value.isoformat()
     if isinstance(value, Decimal):
-        return _convert_decimal(value)
+        if not value.is_finite():
+            raise ValueError(f"{value} is not a finite number")
+        if value == value.to_integral_value():
+            return int(value)
+        return float(value) if Decimal(repr(float(value))) == value else str(value)
     if hasattr(value, "tolist"):  # arrays and scalars of NumPy
         return convert_to_plain_json(value.tolist())
     raise ValueError(f"a value of type {type(value).__name__} is not plain JSON")
-
-
-def _convert_decimal(value: Decimal) -> int | float | str:
-    if not value.is_finite():
-        raise ValueError(f"{value} is not a finite number")
-    if value == value.to_integral_value():
-        return int(value)
-    return float(value) if Decimal(repr(float(value))) == value else str(value)
-
-
-def _check_json_key(key: Any) -> str:
-    if not isinstance(key, str):
-        raise ValueError(f"a key must be text, got {key!r}")
-    return _check_surrogates(key)
 
 
 def _check_surrogates(text: str) -> str:

@@ -5,36 +5,32 @@ with the truth itself instead of with labels.
 """
 
 import random
-import string
 import zlib
 from typing import Any, ClassVar, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field
 
 from rlx.plugin import Demonstration, Example, Plugin, Problem, Reward, Sample, Score, Split
 from rlx_plugins.rlcr import parse_confidence
 
-_URNS = 100
+_URNS, _BALLS, _HELD_OUT = 100, 10, 3
 
 
 class UrnTask(Plugin):
     """How likely is a red ball? The prompt names an urn's number, its red and its blue balls.
 
     Red is drawn with probability red / balls, once per problem. The prompt is all that can be known
-    about it, so the best confidence is that share. The urn's number says nothing; with red it
-    decides the split: test if `crc32(repr((number, red))) % held_out` is 0.
+    about it, so the best confidence is that share. Of ten balls, from none to all are red. The
+    urn's number says nothing; with red it decides the split: test if `crc32(repr((number, red)))`
+    is divisible by 3.
 
     For the reward `urn.picked`, which balls are red differs from problem to problem as well:
     whichever ball an answer names, it is red with that same probability.
     """
 
-    balls: int = Field(10, ge=2, le=100)
-    """Balls in every urn; the number of red ones is uniform from 0 to all."""
     confidence_steps: int = Field(10, ge=2, le=100)
     """Confidences are multiples of 1 / confidence_steps. A tiny model has tokens for 10, and for
     20 with `tokenizer: arithmetic_05`."""
-    held_out: int = Field(3, ge=2)
-    """One in `held_out` urns is held out for testing."""
     picks: bool = False
     """Demonstrations answer with a random ball's number, from 1, instead of 1."""
     counts: bool = False
@@ -45,15 +41,6 @@ class UrnTask(Plugin):
     hint: Literal["share", "square"] = "share"
     """What informed demonstrations state, as near as the values allow: the share of red balls, or
     its square, which is wrong but at 0 and 1."""
-    prompt: str = "nums: {number} {red} {blue}\n"
-
-    @field_validator("prompt")
-    @classmethod
-    def _check_prompt(cls, value: str) -> str:
-        names = {name for _, name, _, _ in string.Formatter().parse(value) if name is not None}
-        if names != {"number", "red", "blue"}:
-            raise ValueError("must hold {number}, {red} and {blue} and no other field")
-        return value
 
     @property
     def confidence_values(self) -> tuple[str, ...]:
@@ -65,22 +52,22 @@ class UrnTask(Plugin):
         """Returns problem number `index` of a split; the same for the same arguments."""
         rng = random.Random(f"urn/{seed}/{split}/{index}")
         while True:
-            number, red = rng.randint(1, _URNS), rng.randint(0, self.balls)
-            if (zlib.crc32(repr((number, red)).encode()) % self.held_out == 0) == (split == "test"):
+            number, red = rng.randint(1, _URNS), rng.randint(0, _BALLS)
+            if (zlib.crc32(repr((number, red)).encode()) % _HELD_OUT == 0) == (split == "test"):
                 break
-        blue = self.balls - red
+        blue = _BALLS - red
         fields: dict[str, Any] = {
             "red": red,
             "blue": blue,
-            "drawn": int(rng.random() * self.balls < red),
-            "red_balls": sorted(rng.sample(range(1, self.balls + 1), red)),
+            "drawn": int(rng.random() * _BALLS < red),
+            "red_balls": sorted(rng.sample(range(1, _BALLS + 1), red)),
             "data_source": "urn",
         }
         return Problem(
             id=f"urn/{split}/{seed}/{index}",
-            prompt=self.prompt.format(number=number, red=red, blue=blue),
+            prompt=f"nums: {number} {red} {blue}\n",
             fields=fields,
-            stratum=f"{red} of {self.balls} red",
+            stratum=f"{red} of {_BALLS} red",
         )
 
     def demonstration(self, problem: Problem, seed: int) -> Demonstration:
@@ -89,11 +76,11 @@ class UrnTask(Plugin):
         rng = random.Random(f"demonstration/{seed}/{problem.id}")
         confidence = rng.choice(self.confidence_values)
         if self.informed and rng.random() < self.informed:
-            share = problem.fields["red"] / self.balls
+            share = problem.fields["red"] / _BALLS
             hinted = share**2 if self.hint == "square" else share
             nearest = round(hinted * self.confidence_steps)
             confidence = self.confidence_values[nearest]
-        ball = rng.randint(1, self.balls) if self.picks else 1
+        ball = rng.randint(1, _BALLS) if self.picks else 1
         check = f"<analysis>{problem.fields['red']}</analysis>" if self.counts else ""
         stated = f"<confidence>{confidence}</confidence>"
         return Demonstration((f"<answer>{ball}</answer>{check}{stated}",))

@@ -29,7 +29,6 @@ BENCHMARKS = {
     "smollm2_rlcr_step": "real_steps",
     "smollm2_products": "products",
     "forked_history": "sessions",
-    "troubled_judge": "sessions",
     "verb_cpu_ratios": "starts",
     "start_cpu_seconds": "starts",
 }

@@ -58,10 +58,6 @@ supervisor imports MLflow after the first step, and sends batches of the registr
 SESSIONS = """\
 `forked_history_tokens` is what the learner computes of programs that write four turns, go on with
 one of them, and so on, six times.
-
-`troubled_judge` is 1,000 judgements, 64 at a time, by a server that takes 0.5 to 2.5 s for a reply
-and answers further tries with 429, 500, garbage, a reply of another form, half a response, or
-nothing for 4 s; all values are right.
 """
 
 SECTIONS = {
@@ -72,7 +68,7 @@ SECTIONS = {
             *("smollm2_rlcr_step", "smollm2_products"),
         ),
     ),
-    "Sessions": (SESSIONS, ("forked_history", "troubled_judge")),
+    "Sessions": (SESSIONS, ("forked_history",)),
     "Starts": (
         SMALL,
         ("verb_cpu_ratios", "start_cpu_seconds"),

@@ -35,16 +35,16 @@ COUNTDOWN = [{"target": a * b, "nums": [a, b]} for a in range(2, 9) for b in ran
 PROBE = EXPERIMENTS / "countdown_probe.yaml"
 
 
-def of_file(path):
-    options = ["plugin: countdown", f"files: {{train: {path}}}", 'operators: "+-*"']
+def of_file(source):
+    options = ["plugin: countdown", f"files: {{train: {source}}}", 'operators: "+-*"']
     return ["--set", f"task={{{', '.join(options)}}}"]
 
 
 def test_the_probe_plans_with_the_hubs_parquet(folder, capsys):
     path = parquet(folder / "train.parquet", COUNTDOWN)
-    assert main(["validate", str(PROBE), *of_file(path)]) == 0
+    assert main(["validate", str(PROBE), *of_file(f"{{path: {path}}}")]) == 0
     assert "ok" in capsys.readouterr().out
-    said = planned(capsys, PROBE, *of_file(path))
+    said = planned(capsys, PROBE, *of_file(f"{{path: {path}}}"))
     assert "nums: " in json.dumps(said)
     assert not [note for note in said["notes"] if "task:" in note]
 
@@ -52,7 +52,7 @@ def test_the_probe_plans_with_the_hubs_parquet(folder, capsys):
 @pytest.mark.parametrize("verb", ["plan", "submit"])
 def test_a_malformed_row_stops_every_verb_that_reads(verb, folder, capsys):
     path = parquet(folder / "train.parquet", [*COUNTDOWN, {"target": 7, "nums": None}])
-    assert main([verb, str(PROBE), *of_file(path)]) == 2
+    assert main([verb, str(PROBE), *of_file(f"{{path: {path}}}")]) == 2
     assert "train.parquet row 50: nums must be a list of whole numbers" in capsys.readouterr().err
 
 
@@ -62,7 +62,7 @@ def test_a_source_of_the_hub_needs_its_split(folder, capsys):
 
 
 def test_without_its_file_other_problems_stand_in(folder, capsys):
-    said = planned(capsys, PROBE, *of_file("nowhere.parquet"))
+    said = planned(capsys, PROBE, *of_file("{path: nowhere.parquet}"))
     assert any("Countdown problems stand in" in note for note in said["notes"])
 
 

@@ -128,14 +128,6 @@ def test_the_turn_without_tokens_is_named_moved_or_refused():
     assert isinstance(caught.value, RlxError)
 
 
-def test_the_source_calls_the_masked_sum_of_returns_its_score():
-    row = Row([0.5], 0.25, [1, 1, -1, 1], [True, True, False, True])
-    result, mask = placed([row], placement="final_token_only")
-    returns = result.token_rewards.flip(1).cumsum(1).flip(1)
-    assert sum_masked_returns(returns, mask).tolist() == [3 * 0.75]
-    assert sum_token_rewards(result.token_rewards, mask).tolist() == [0.75]
-
-
 # Properties ---------------------------------------------------------------------------------------
 
 

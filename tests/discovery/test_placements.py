@@ -1,5 +1,6 @@
 """A placement of another distribution, named in YAML with its own options."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -90,4 +91,7 @@ def test_it_keeps_every_promise_and_is_listed(capsys):
 def test_a_plan_places_rewards_by_it(capsys):
     sets = ["credit.placement={plugin: early, share: 0.25}", "estimator.name=reinforce_plus_plus"]
     assert main(["plan", str(QUICK), "--json", *(f"--set={one}" for one in sets)]) == 0
-    assert '"early"' in capsys.readouterr().out
+    rows = json.loads(capsys.readouterr().out)["phases"][0]["rows"]
+    learning = [[token for token in row["tokens"] if token["learns"]] for row in rows]
+    paid = [[at for at, token in enumerate(own) if token["placed"]] for own in learning]
+    assert [0, 1] in paid and all(places == [0, 1][: len(places)] for places in paid)

@@ -72,8 +72,7 @@ def test_splits_share_no_first_state_and_cover_all():
     [
         ({"id": "FrozenLake-v11"}, "did you mean 'FrozenLake-v1'"),
         ({"id": "FrozenLake-v1", "config": {"slippery": True}}, "slippery"),
-        ({"id": "Blackjack-v1"}, "needs `starts: reset`"),
-        ({"id": "Pendulum-v1", "starts": "reset"}, "not discrete"),
+        ({"id": "Pendulum-v1"}, "not discrete"),
     ],
 )
 def test_environments_that_cannot_be_played_are_named(options, says):
@@ -83,8 +82,7 @@ def test_environments_that_cannot_be_played_are_named(options, says):
 
 @each_row("id", ["Blackjack-v1", "Taxi-v4", "CartPole-v1", "CliffWalking-v1"])
 def test_other_environments_play_to_their_end(id):
-    starts = "any" if id in ("Taxi-v4", "CliffWalking-v1") else "reset"
-    task, host = GymnasiumTask(id=id, starts=starts), LocalHost(GymnasiumEnvironment())
+    task, host = GymnasiumTask(id=id), LocalHost(GymnasiumEnvironment())
     names = list_action_names(id, int(open_game(id, "{}").action_space.n))
     problem = task.problem("test", 0, 0)
     total, (state,) = 0.0, host.reset([(problem.fields, 1)])

@@ -14,12 +14,12 @@ from rlx.plugin import Sample
 from rlx.reward import RewardJob, RewardPool
 from rlx.spec import PluginUse
 from rlx_gyms.reasoning import (
-    BoundedResult,
     ReasoningGymScore,
     ReasoningGymTask,
     is_readable,
     list_datasets,
 )
+from rlx_plugins.limited_call import LimitedResult
 
 need_library("reasoning_gym")
 
@@ -70,8 +70,9 @@ def problems():
     return {name: ReasoningGymTask(dataset=name).problem("train", 0, 0) for name in sorted(names)}
 
 
-def test_every_stored_answer_scores_1(problems):
-    reward, missing = ReasoningGymScore(partial=False, seconds=10), set()
+def test_every_stored_answer_scores_1(problems, monkeypatch):
+    monkeypatch.setattr("rlx_gyms.reasoning._SECONDS", 10.0)
+    reward, missing = ReasoningGymScore(partial=False), set()
     assert len(problems) > 100
     for name, problem in problems.items():
         answer = problem.fields["answer"]
@@ -82,8 +83,9 @@ def test_every_stored_answer_scores_1(problems):
     assert missing == WITHOUT_ANSWERS
 
 
-def test_hostile_answers_are_scored_or_cut_off(problems):
-    reward, paid = ReasoningGymScore(seconds=0.5), set()
+def test_hostile_answers_are_scored_or_cut_off(problems, monkeypatch):
+    monkeypatch.setattr("rlx_gyms.reasoning._SECONDS", 0.5)
+    reward, paid = ReasoningGymScore(), set()
     for number, (name, problem) in enumerate(problems.items()):
         for text in (HOSTILE[0], HOSTILE[1 + number % (len(HOSTILE) - 1)]):
             score = reward.score(build_sample(problem, text))
@@ -132,7 +134,7 @@ def test_a_scorer_that_never_returns_is_cut_off_in_a_worker_and_recorded():
     problem = ReasoningGymTask(dataset="countdown").problem("train", 0, 0)
     samples = [build_sample(problem, text) for text in ("99**98**97", problem.fields["answer"])]
     with RewardPool(1, 2048) as pool:
-        jobs = [RewardJob(ReasoningGymScore(seconds=0.5), (one,), 20.0) for one in samples]
+        jobs = [RewardJob(ReasoningGymScore(), (one,), 20.0) for one in samples]
         cut, gold = (outcome.verdicts[0] for outcome in pool.score(jobs))
     assert cut.value == 0.0
     assert "processor time" in cut.reason
@@ -214,7 +216,7 @@ def test_answers_that_are_alike_are_scored_once(monkeypatch):
 
     def note(function, seconds):
         calls.append(seconds)
-        return BoundedResult(0.0)
+        return LimitedResult(0.0)
 
     monkeypatch.setattr("rlx_gyms.reasoning.call_with_limit", note)
     problem, reward = (

@@ -229,7 +229,7 @@ def test_a_deadline_in_milliseconds_is_longer_than_a_run_may_hang(tmp_path):
 # Warnings of rewards -----------------------------------------------------------------------------
 
 
-@each_row("option", ["allow_decimals=true", "numeric=float64"])
+@each_row("option", ["allow_decimals=true", "ops=python"])
 def test_the_countdown_rule_of_the_source_warns(tmp_path, option):
     path = tmp_path / "spec.yaml"
     path.write_text(SPEC)

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pydantic import ValidationError
 from rows import each_row
 
 from rlx.plugin import Sample
@@ -222,15 +221,6 @@ def test_units_equations_and_forms_of_numbers(right, given, value):
     assert MathVerify().score(sample(given, right)).value == value
 
 
-@each_row(
-    ("given", "reason"),
-    [("72", None), ("12*6", "not a finished value"), ("70 + 2", "not a finished value")],
-)
-def test_a_finished_value_is_an_option(given, reason):
-    assert MathVerify(finished=True).score(sample(given, "72")).reason == reason
-    assert MathVerify(finished=True).score(sample(r"\frac{2}{4}", "1/2")).value == 1.0
-
-
 def test_the_last_box_counts_also_where_it_is_cut_off():
     reward = MathVerify(span=None)
     assert (
@@ -241,10 +231,9 @@ def test_the_last_box_counts_also_where_it_is_cut_off():
     assert reward.score(sample(None, "0.5", response=nested)).value == 1.0
 
 
-def test_decimals_that_count_are_an_option(pool):
-    said = sample("0.333", "1/3")
-    assert judged(pool, said) == [(0.0, "wrong answer")]
-    assert judged(pool, said, float_rounding=3) == [(1.0, None)]
+def test_six_decimals_count(pool):
+    said = (sample("0.333", "1/3"), sample("0.3333333", "1/3"))
+    assert judged(pool, *said) == [(0.0, "wrong answer"), (1.0, None)]
 
 
 HOSTILE = {
@@ -261,17 +250,17 @@ HOSTILE = {
 
 
 def test_hostile_answers_are_wrong_and_cost_no_more_than_their_time(pool):
-    verdicts = judged(pool, *(sample(text) for text in HOSTILE.values()), seconds=0.5)
+    verdicts = judged(pool, *(sample(text) for text in HOSTILE.values()))
     assert {v[0] for v in verdicts} == {0.0}, verdicts
     reasons = dict(zip(HOSTILE, (v[1] for v in verdicts), strict=True))
-    assert reasons["a tower of powers"] == reasons["a tower in LaTeX"] == "too slow to compare"
+    slow = "not compared: took more than 1 s of processor time"
+    assert reasons["a tower of powers"] == reasons["a tower in LaTeX"] == slow
     assert reasons["words"] == reasons["escapes"] == "unreadable"
     assert reasons["digits"] == "longer than 2000 characters"
 
 
 def test_the_last_formula_of_a_long_answer_is_read(pool):
-    said = sample("1 " * 5000 + "+ $42$")
-    assert judged(pool, said, max_length=10) == [(1.0, None)]
+    assert judged(pool, sample("1 " * 5000 + "+ $42$")) == [(1.0, None)]
 
 
 def test_the_last_line_of_a_worked_solution_is_the_right_answer(pool):
@@ -323,8 +312,8 @@ def test_a_right_answer_that_cannot_be_read_is_not_the_models_fault(pool):
 
 def test_the_workers_own_deadline_still_holds(pool):
     # The library's own alarm clock would have taken it away.
-    verdicts = judged(pool, sample("42"), sample("9**9**9"), deadline=3.0, seconds=60)
-    assert verdicts == [(1.0, None), "deadline of 3 s passed"]
+    verdicts = judged(pool, sample("42"), sample("9**9**9"), deadline=0.3)
+    assert verdicts == [(1.0, None), "deadline of 0.3 s passed"]
     assert judged(pool, sample("42")) == [(1.0, None)]
 
 
@@ -332,9 +321,3 @@ def test_a_missing_library_says_how_to_install_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "math_verify", None)
     with pytest.raises(ImportError, match=r"pip install 'rlx\[math\]'"):
         MathVerify().check()
-
-
-@each_row("options", [{"seconds": 0}, {"seconds": 61}, {"max_length": 0}, {"float_rounding": -1}])
-def test_impossible_options_are_refused(options):
-    with pytest.raises(ValidationError):
-        MathVerify(**options)

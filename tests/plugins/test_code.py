@@ -4,7 +4,6 @@ They run without the sandbox here; tests/system tries them in it, with hostile p
 """
 
 import pytest
-from pydantic import ValidationError
 from rows import each_row
 
 from rlx.plugin import Sample
@@ -54,34 +53,31 @@ def test_a_test_asks_the_answer_for_what_it_does_not_define(code, names, modules
 
 
 @each_row(
-    ("tests", "options", "message"),
+    ("tests", "message"),
     [
-        (None, {}, "the field 'tests' must hold tests"),
-        ([], {}, "the field 'tests' must hold tests"),
-        ("  ", {}, "the field 'tests' must hold tests"),
-        (["assert f(1)", {"input": "1"}], {}, "the field 'tests' must hold tests"),
-        ([{"input": "1"}], {}, "must have an input and an output, as text"),
-        ([{"input": 1, "output": 1}], {}, "must have an input and an output, as text"),
-        ("assert f(", {}, "a test is not Python"),
-        ("assert 1 == 1", {}, "a test uses nothing of the answer"),
-        ("assert f(1)", {"entry_point": "entry"}, "the field 'entry' must hold the name"),
+        (None, "the field 'tests' must hold tests"),
+        ([], "the field 'tests' must hold tests"),
+        ("  ", "the field 'tests' must hold tests"),
+        (["assert f(1)", {"input": "1"}], "the field 'tests' must hold tests"),
+        ([{"input": "1"}], "must have an input and an output, as text"),
+        ([{"input": 1, "output": 1}], "must have an input and an output, as text"),
+        ("assert f(", "a test is not Python"),
+        ("assert 1 == 1", "a test uses nothing of the answer"),
     ],
 )
-def test_what_is_wrong_with_the_tests_is_said(tests, options, message):
+def test_what_is_wrong_with_the_tests_is_said(tests, message):
     with pytest.raises(ValueError, match=message):
-        PythonTests(**options).check_problem({"tests": tests})
+        PythonTests().check_problem({"tests": tests})
 
 
 ADD = "def add(a, b):\n    return a + b"
-CHECK = "def check(candidate):\n    assert candidate(1, 2) == 3\n"
 
 
 @each_row(
     ("code", "tests", "options", "value", "reason"),
     [
-        (ADD, CHECK, {"entry_point": "name"}, 1.0, None),
         (ADD, "def test_it():\n    assert add(1, 1) == 3", {}, 0.0, "test 1 of 1: AssertionError"),
-        (ADD, ["assert add(1, 1) == 2", "assert add(1, 1) == 3"], {"partial": True}, 0.5,
+        (ADD, ["assert add(1, 1) == 2", "assert add(1, 1) == 3"], {}, 0.0,
          "test 2 of 2: AssertionError"),
         (ADD, "assert add('a', 'b') == 'ab'\nassert add((1,), (2,)) == (1, 2)", {}, 1.0, None),
         (ADD, "assert add({1}, 2)", {}, 0.0,
@@ -107,7 +103,7 @@ CHECK = "def check(candidate):\n    assert candidate(1, 2) == 3\n"
         ("import time\ntime.sleep(60)", "f()", {"seconds": 0.5}, 0.0, "time: more than 0.5 s"),
         ("print(int(input()) + 1)", [{"input": "1", "output": "2\n"}], {}, 1.0, None),
         ("print(input())", [{"input": "1", "output": "1"}, {"input": "3", "output": "4"}],
-         {"partial": True}, 0.5, "test 2 of 2: wrong output"),
+         {}, 0.0, "test 2 of 2: wrong output"),
         ("import sys\nprint(2)\nsys.exit(3)", [{"input": "", "output": "2"}], {}, 0.0,
          "test 1 of 1: ended: exit code 3"),
         ("print('x' * 2000)", [{"input": "", "output": ""}], {"output_kb": 1}, 0.0,
@@ -117,7 +113,7 @@ CHECK = "def check(candidate):\n    assert candidate(1, 2) == 3\n"
     ],
 )  # fmt: skip
 def test_an_answer_is_worth_what_its_tests_say(code, tests, options, value, reason):
-    score = PythonTests(unsafe=True, **options).score(build_sample(code, tests=tests, name="add"))
+    score = PythonTests(unsafe=True, **options).score(build_sample(code, tests=tests))
     assert (score.value, score.reason) == (value, reason)
 
 
@@ -145,7 +141,7 @@ def test_a_span_may_hold_the_code():
         ("kill -9 $$", {}, 0.0, "time: more than 2 s of processor time, or killed"),
         ("yes", {"output_kb": 1}, 0.0, "output: more than 1 KiB"),
         ("sleep 60", {"seconds": 0.2}, 0.0, "time: more than 0.2 s"),
-        ("echo 7", {"command": ["sh", "a"], "file": "a", "output": "sum"}, 1.0, None),
+        ("echo 7", {"command": ["sh", "-c", "cat > a && sh a"], "output": "sum"}, 1.0, None),
         ("", {}, 0.0, "no code"),
     ],
 )
@@ -156,15 +152,8 @@ def test_a_command_judges_an_answer(code, options, value, reason):
 
 
 def test_options_that_cannot_work_are_refused():
-    for file in ("", "..", "a/b", "/a"):
-        with pytest.raises(ValidationError, match="the name of a file, without folders"):
-            Command(command=["sh"], file=file)
     with pytest.raises(ValueError, match="the field 'sum' must hold the right output"):
         Command(command=["sh"], output="sum").check_problem({"sum": 7})
-    with pytest.raises(FileNotFoundError, match="/no/folder, which the sandbox shows"):
-        PythonTests(folders=["/no/folder"]).check()
-    with pytest.raises(FileNotFoundError, match="/no/python does not exist"):
-        PythonTests(python="/no/python").check()
     assert "outside of a sandbox" in PythonTests(unsafe=True).warnings()[0]
 
 

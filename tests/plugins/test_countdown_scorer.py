@@ -33,8 +33,7 @@ CASES = [
 # The file lists what a tolerance and the rounding of a large number let pass as right; exact
 # arithmetic, which is the default, does not.
 INEXACT = {"cd086", "cd087"}
-# Each needs what the safer option takes away: a root, a tolerance, a rounded large number.
-NOT_EXACT = {"cd076", *INEXACT}
+# Each needs what the safer option takes away.
 WITH_OTHER_OPERATORS = {"cd074", "cd076", "cd082", "cd084"}
 WITH_DECIMALS = {"cd076", "cd077", "cd080"}
 
@@ -74,7 +73,7 @@ def test_the_known_cases(case):
     right, of_source = expected(case), expected_of_source(case)
     assert compute_score(response, problem) == right
     assert CountdownScore(ops="python").score(said).value == right
-    assert CountdownVerify(ops="seed").score(said).value == float(right == 1.0)
+    assert CountdownVerify(ops="python").score(said).value == float(right == 1.0)
     assert compute_score(response, problem, allow_decimals=True) == of_source
     assert CountdownScore(allow_decimals=True).score(said).value == of_source
     judged = verify_equation_strict(response, case["target"], case["numbers"])
@@ -99,10 +98,6 @@ def test_what_is_nearly_right_earns_the_format_alone(equation, numbers, target):
     problem = {"numbers": numbers, "target": target}
     assert compute_score(answer(equation), problem) == 0.1
     assert compute_score(answer(equation), problem, allow_decimals=True) == 1.0
-    if "." in equation:
-        assert compute_score(answer(equation), problem, numeric="exact") == 0.1
-    else:
-        assert compute_score(answer(equation), problem, numeric="float64") == 1.0
 
 
 def test_a_distance_of_the_tolerance_itself_is_too_far():
@@ -208,10 +203,8 @@ def test_what_cannot_be_scored_is_not_right(text, target, numbers):
 @each_row(
     ("options", "stricter"),
     [
-        ({"numeric": "exact"}, NOT_EXACT),
         ({"ops": "prompt"}, WITH_OTHER_OPERATORS),
         ({"allow_decimals": False}, WITH_DECIMALS | INEXACT),
-        ({"allow_decimals": False, "numeric": "float64"}, WITH_DECIMALS),
     ],
 )
 def test_safer_options_differ_from_the_source_only_where_they_should(options, stricter):
@@ -256,11 +249,9 @@ def test_last_block_is_found_on_any_line():
 # Which numbers -----------------------------------------------------------------------------------
 
 
-def test_some_numbers_may_be_left_out():
+def test_no_number_may_be_left_out_or_used_twice():
     assert not validate_equation("3+4", [3, 4, 5])
-    assert validate_equation("3+4", [3, 4, 5], use_all=False)
-    assert not validate_equation("3+3", [3, 4], use_all=False)
-    assert compute_score(answer("3+4"), {"target": 7, "numbers": [3, 4, 5]}, use_all=False) == 1.0
+    assert not validate_equation("3+3", [3, 4])
 
 
 def test_a_number_beyond_pythons_limit_is_none_of_a_problem():
@@ -412,7 +403,7 @@ def test_exact_numbers():
     assert evaluate_equation("(1/3)**9999", numeric="exact") is None
     for text, target in (("1/10", 0.1), ("10**1000", 10**1000), ("10**400*2", 2e400)):
         numbers = [int(run) for run in re.findall(r"\d+", text)]
-        score = compute_score(answer(text), {"target": target, "numbers": numbers}, numeric="exact")
+        score = compute_score(answer(text), {"target": target, "numbers": numbers})
         assert score == (0.1 if target == math.inf else 1.0)
 
 

@@ -5,9 +5,7 @@ import decimal
 import gzip
 import json
 import os
-import subprocess
 import sys
-import textwrap
 from collections import Counter
 
 import numpy as np
@@ -82,17 +80,6 @@ def test_it_keeps_the_promises_of_tasks(tmp_path):
     check_task(Dataset(train={"path": train}, held_out=0.3, demonstrations=shown, **MAPPED))
 
 
-def test_control_tokens_are_allowed_where_the_options_say_so(tmp_path):
-    row = {"prompt": "a <|end|>", "answer": "1"}
-    assert not of_records(tmp_path, row).problem("test", 0, 0).allow_control_tokens
-    trusting = of_records(tmp_path, row, allow_control_tokens=True)
-    assert trusting.problem("test", 0, 0).allow_control_tokens
-    assert trusting.problem("test", 0, 0).id == of_records(tmp_path, row).problem("test", 0, 0).id
-    inner = trusting.model_dump(mode="json", exclude_none=True) | {"plugin": "dataset"}
-    mixed = build_plugin(PluginUse(plugin="mixture", tasks={"one": inner}), "task")
-    assert mixed.problem("test", 0, 0).allow_control_tokens
-
-
 def test_options_are_read_as_yaml_gives_them(tmp_path):
     parts = [jsonl(tmp_path / f"{i}.jsonl", RECORDS[i::2]) for i in (0, 1)]
     source = {"path": [str(p) for p in parts]}
@@ -123,19 +110,9 @@ def test_a_prompt_may_be_a_chat(tmp_path):
 def test_a_prompt_may_be_a_conversation(tmp_path):
     said = [("system", "Be brief."), ("user", "1 + 1?"), ("assistant", "2"), ("user", "2 + 2?")]
     column = [{"role": role, "content": content} for role, content in said]
-    (held,) = problems(of_records(tmp_path, {"prompt": column, "answer": "4"}))
-    templates = [
-        {"role": "system", "content": "Be brief."},
-        {"role": "user", "content": "1 + 1?"},
-        {"role": "assistant", "content": "2"},
-        {"role": "user", "content": "{prompt} + {prompt}?"},
-    ]
-    rows = [{"prompt": 2, "answer": "4"}, {"prompt": 3, "answer": "6"}]
-    filled, other = problems(of_records(tmp_path, *rows, prompt=templates))
-    for problem in (held, filled):
-        assert (problem.system, problem.prompt) == ("Be brief.", "2 + 2?")
-        assert problem.history == (Message("user", "1 + 1?"), Message("assistant", "2"))
-    assert other.prompt == "3 + 3?" and other.id != filled.id
+    (problem,) = problems(of_records(tmp_path, {"prompt": column, "answer": "4"}))
+    assert (problem.system, problem.prompt) == ("Be brief.", "2 + 2?")
+    assert problem.history == (Message("user", "1 + 1?"), Message("assistant", "2"))
 
 
 def test_problems_with_other_messages_before_the_prompt_are_no_duplicates(tmp_path):
@@ -147,21 +124,6 @@ def test_problems_with_other_messages_before_the_prompt_are_no_duplicates(tmp_pa
         row["prompt"].append({"role": "user", "content": "and?"})
     first, second = problems(of_records(tmp_path, *rows))
     assert first.id != second.id
-
-
-def test_messages_of_a_template_take_turns():
-    with pytest.raises(ValueError, match="the user first and last; got user, user"):
-        Dataset(
-            train="a.jsonl",
-            held_out=0.1,
-            prompt=[{"role": "user", "content": "a"}, {"role": "user", "content": "b"}],
-        )
-
-
-def test_system_messages_come_from_a_field(tmp_path):
-    rows = [{"prompt": "a", "how": "Be brief."}, {"prompt": "a", "how": None}]
-    asked = problems(of_records(tmp_path, *rows, system="how"))
-    assert [p.system for p in asked] == ["Be brief.", ""]
 
 
 def test_what_a_record_holds_is_never_a_template(tmp_path):
@@ -201,28 +163,6 @@ def test_ids_follow_what_a_problem_says_and_nothing_else(tmp_path):
     two = problems(Dataset(train={"path": other}, held_out=0.5, **MAPPED))
     assert {p.id for p in one} == {p.id for p in two}
     assert one[0].id == "99379d185029b240", "runs of earlier versions are compared on it"
-
-
-def test_ids_may_be_a_field(tmp_path):
-    rows = [{"prompt": "a", "name": 7}, {"prompt": "b", "name": "x"}]
-    options = {"fields": {"prompt": "prompt", "key": "name"}, "id": "key"}
-    train = jsonl(tmp_path / "t.jsonl", [{"prompt": "c", "name": "y"}])
-
-    def task(rows):
-        test = jsonl(tmp_path / "u.jsonl", rows)
-        return Dataset(train={"path": train}, test={"path": test}, **options)
-
-    assert [p.id for p in problems(task(rows))] == ["7", "x"]
-    with pytest.raises(
-        ValueError, match=r"u\.jsonl line 2: its id '7' is also that of .*u\.jsonl line"
-    ):
-        problems(task([rows[0], {"prompt": "b", "name": 7}]))
-    with pytest.raises(
-        ValueError, match=r"u\.jsonl line 1: its id 'y' is also that of .*t\.jsonl line"
-    ):
-        problems(task([{"prompt": "b", "name": "y"}]))
-    with pytest.raises(ValueError, match="its id is empty"):
-        problems(task([{"prompt": "b", "name": None}]))
 
 
 def test_training_is_shuffled_anew_each_pass_and_testing_is_not(tmp_path):
@@ -318,11 +258,6 @@ def test_train_and_test_share_no_problem(tmp_path):
             {"prompt": [{"role": "user", "content": [{"type": "image"}]}]},
             {},
             "'prompt.0.content' must be text or a number, got [{'type': 'image'}]",
-        ),
-        (
-            {"prompt": [{"role": r, "content": r} for r in ("system", "user")], "how": "so"},
-            {"system": "how"},
-            "the prompt has a system message, and so has 'how'",
         ),
         ({"prompt": "x", "level": [1]}, {"stratum": "level"}, "'level' must be text or a number"),
         (
@@ -421,7 +356,7 @@ HERE = {"path": "a.jsonl"}
         ({"train": {**HERE, "hub": "x/y"}, "held_out": 0.1}, "either `path` or `hub`"),
         ({"train": {"hub": "x/y"}, "held_out": 0.1}, "`hub` needs a `split`"),
         ({"train": {**HERE, "config": "main"}, "held_out": 0.1}, "belong to `hub`"),
-        ({"train": {**HERE, "split": "train"}, "held_out": 0.1}, "`split` belongs to"),
+        ({"train": {**HERE, "split": "train"}, "held_out": 0.1}, "belong to `hub`"),
         ({"train": {"path": []}, "held_out": 0.1}, "empty list"),
         ({"train": {"path": "a.csv"}, "held_out": 0.1}, "must end in .jsonl, .jsonl.gz or"),
         ({"train": {"path": ["a.jsonl", "b.json"]}, "held_out": 0.1}, "b.json: its name must"),
@@ -431,10 +366,6 @@ HERE = {"path": "a.jsonl"}
         ({"train": HERE, "held_out": 0.1, "prompt": "{}"}, "a name in braces"),
         ({"train": HERE, "held_out": 0.1, "prompt": "{"}, "prompt"),
         ({"train": HERE, "held_out": 0.1, "prompt": "{{question}}"}, "it names no field"),
-        (
-            {"train": HERE, "held_out": 0.1, "prompt": [{"role": "user", "content": "?"}]},
-            "no field",
-        ),
         ({"train": HERE, "held_out": 0.1, "demonstrations": ["{x:>9}"]}, "a name in braces"),
         (
             {"train": HERE, "held_out": 0.1, "fields": {"question": "q"}},
@@ -518,97 +449,6 @@ def test_a_file_is_read_once_until_it_changes(tmp_path, monkeypatch):
 
 
 # Hugging Face datasets ----------------------------------------------------------------------------
-
-
-def python(folder, code):
-    """Runs code in a process of its own, without a network; returns the lines it prints."""
-    offline = {"HF_HUB_OFFLINE": "1", "HF_HOME": str(folder / "home")}
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code)],
-        cwd=folder,
-        env=os.environ | offline,
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout.splitlines()
-
-
-def test_datasets_of_hugging_face_are_read_and_refused(tmp_path):
-    for name in ("kept", "bare"):
-        (tmp_path / name).mkdir()
-    out = python(
-        tmp_path,
-        """
-        import datasets
-        from rlx_plugins.dataset import Dataset
-
-        rows = [{"prompt": str(n), "answer": n} for n in range(6)]
-        train = datasets.Dataset.from_list(rows[:4]).select([3, 2, 1, 0])
-        test = datasets.Dataset.from_list(rows[4:])
-        train.save_to_disk("plain")
-        datasets.DatasetDict({"train": train, "test": test}).save_to_disk("split")
-        train.to_parquet("kept/train-00000-of-00001.parquet")
-        test.to_parquet("kept/test-00000-of-00001.parquet")
-
-        def prompts(**options):
-            task = Dataset(**options)
-            return [[p.prompt for _, p in task._splits()[s]] for s in ("train", "test")]
-
-        for name in ("split", "kept"):
-            parts = {s: {"path": name, "split": s} for s in ("train", "test")}
-            print(prompts(**parts))
-        print(sorted(sum(prompts(train={"path": "plain"}, held_out=0.5), [])))
-        for source in (
-            {"path": "split"},
-            {"path": "plain", "split": "train"},
-            {"path": "bare"},
-            {"hub": "nobody/nothing", "split": "train"},
-        ):
-            try:
-                prompts(train=source, held_out=0.5)
-            except (ValueError, OSError) as error:
-                print(type(error).__name__, error)
-        """,
-    )
-    assert out[0] == out[1] == "[['3', '2', '1', '0'], ['4', '5']]"
-    assert out[2] == "['0', '1', '2', '3']"
-    assert out[3] == "ValueError split: `split` must name one of 'train', 'test'"
-    assert out[4] == "ValueError plain: it has no splits, so `split` must be left out"
-    assert out[5].startswith("ValueError bare: not readable as a dataset: ")
-    assert out[6].startswith("OSError cannot read nobody/nothing (train): ")
-    assert "it must already be in the cache" in out[6]
-
-
-def test_a_folder_of_the_hub_is_read_as_it_is_now(tmp_path):
-    """`datasets` keeps what it has read of a folder whose card names its files."""
-    (tmp_path / "sums").mkdir()
-    files = "[{split: train, path: a.jsonl}]"
-    card = f"---\nconfigs:\n- config_name: default\n  data_files: {files}\n---\n"
-    (tmp_path / "sums" / "README.md").write_text(card)
-    out = python(
-        tmp_path,
-        """
-        import json
-        from pathlib import Path
-        from rlx_plugins.dataset import Dataset
-
-        for said in ("old", "edited"):
-            rows = [json.dumps({"prompt": f"{said} {n}", "answer": n}) for n in range(2)]
-            Path("sums/a.jsonl").write_text("\\n".join(rows))
-            task = Dataset(train={"path": "sums", "split": "train"}, held_out=0.5)
-            print(sorted(p.prompt for split in task._splits().values() for _, p in split))
-        try:
-            Dataset(train={"hub": "sums", "split": "train"}, held_out=0.5)
-        except ValueError as error:
-            print(error.errors()[0]["msg"])
-        """,
-    )
-    assert out == [
-        "['old 0', 'old 1']",
-        "['edited 0', 'edited 1']",
-        "Value error, a folder is named by `path: sums`",
-    ]
 
 
 def test_a_missing_library_says_how_to_install_it(monkeypatch):

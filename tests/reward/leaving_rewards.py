@@ -1,7 +1,6 @@
 """Plugins that start processes. A module of its own, so that worker processes can import it."""
 
 import os
-import pickle
 import signal
 import subprocess
 import sys
@@ -10,7 +9,8 @@ from pathlib import Path
 from typing import ClassVar
 
 from rlx.plugin import Environment, Step, reward
-from rlx.reward import plugin_process
+from rlx.reward import plugin_process, workers
+from rlx.reward.plugin_process import _STARTED, JobProcess
 
 IGNORING = (
     "import signal, sys, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(flush=True)"
@@ -74,20 +74,27 @@ class LeavingGame(Environment):
         return ENDS["its deadline"]()
 
 
-def run_chunk_slowly(payload, deadlines, memory_mb, answers=None, is_concurrent=False):
-    """`run_chunk` of a worker that does not get to run until its child runs a job."""
-    before = plugin_process._jobs._count_started()
-    plugin_process._jobs.send(pickle.dumps((payload, memory_mb, answers)))
-    while plugin_process._jobs._count_started() == before:
-        time.sleep(0.01)  # scenario
-    return plugin_process._jobs.await_report(deadlines)
+def keep_workers_slowly(*given):
+    """`keep_workers` of a keeper that does not get to run until its child runs a job."""
+    begin = JobProcess.begin
+
+    def begin_slowly(self, chunk, deadlines, *, is_concurrent):
+        begin(self, chunk, deadlines, is_concurrent=is_concurrent)
+        while deadlines and self._counters[_STARTED] == self._before:
+            time.sleep(0.01)  # scenario
+
+    JobProcess.begin = begin_slowly
+    workers.keep_workers(*given)
 
 
-def begin_nothing(payload, deadlines, memory_mb, answers=None, is_concurrent=False):
-    """`run_chunk` of a worker whose child does not get to run."""
-    plugin_process._jobs.end()
-    plugin_process._jobs._start()
-    os.kill(plugin_process._jobs._pid, signal.SIGSTOP)
-    plugin_process._jobs.send(pickle.dumps((payload, memory_mb, answers)))
+def keep_workers_that_begin_nothing(*given):
+    """`keep_workers` of a keeper whose children do not get to run."""
+    start = JobProcess._start
+
+    def start_stopped(self):
+        start(self)
+        os.kill(self._pid, signal.SIGSTOP)
+
+    JobProcess._start = start_stopped
     plugin_process._IMPORT_SECONDS = 0.5
-    return plugin_process._jobs.await_report(deadlines)
+    workers.keep_workers(*given)

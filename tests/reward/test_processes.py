@@ -18,18 +18,17 @@ from leaving_rewards import (
     ENDS,
     STARTS,
     LeavingGame,
-    begin_nothing,
     importing,
+    keep_workers_slowly,
+    keep_workers_that_begin_nothing,
     leaving,
-    run_chunk_slowly,
     waiting,
 )
 from patience import LIMIT, wait_until
 
 from rlx.errors import EnvironmentFault
 from rlx.plugin import Action, Sample
-from rlx.reward import ChunkWorkers, JobOutcome, PooledHost, RewardJob, RewardPool
-from rlx.reward.plugin_process import pickle_jobs
+from rlx.reward import JobOutcome, PooledHost, RewardJob, RewardPool
 from rlx.rollout import HostFault
 
 DEADLINE = 0.5
@@ -43,7 +42,9 @@ numbers = itertools.count(1)
 
 @pytest.fixture(scope="module")
 def pool():
-    with RewardPool(workers=1, memory_mb=256) as pool:
+    """Two workers, both of which are there: what one of them started must be known as its own."""
+    with RewardPool(workers=2, memory_mb=256) as pool:
+        pool.score([job(leaving(how="plainly"), "0", deadline=60) for _ in range(4)])
         yield pool
 
 
@@ -100,7 +101,7 @@ import os, signal, subprocess, sys
 from multiprocessing import connection
 from rlx import descendants
 from rlx.reward import plugin_process
-from rlx.reward.plugin_process import start_worker
+from rlx.reward.plugin_process import JobProcess, start_worker
 
 mark, lines = sys.argv[1], 0
 files = {module.__file__ for module in (connection, descendants, plugin_process)}
@@ -119,9 +120,10 @@ def interrupt_before(number):
 def end_worker(number):
     start_worker()
     subprocess.Popen(["sleep", mark])
-    plugin_process._jobs._start()
+    jobs = JobProcess()
+    jobs._start()
     sys.settrace(interrupt_before(number))
-    plugin_process._jobs.end()
+    jobs.end()
     sys.settrace(None)
     os._exit(0)
 
@@ -244,11 +246,12 @@ def test_a_pause_is_not_counted_against_a_deadline(tmp_path):
     assert outcome.fault is None
 
 
-def test_a_job_that_starts_before_its_worker_looks_has_its_deadline(pool, mark):
+def test_a_job_that_starts_before_its_worker_looks_has_its_deadline(mark, monkeypatch):
     """The time for the import of plugins must not be added to it."""
-    payload = pickle_jobs([job(leaving(how="plainly", end="its deadline"), mark)])
-    report = pool._workers._pool.schedule(run_chunk_slowly, args=(payload, (DEADLINE,), 256))
-    assert report.result(timeout=LIMIT).fault == FAULTS["its deadline"]
+    monkeypatch.setattr("rlx.reward.workers.keep_workers", keep_workers_slowly)
+    with RewardPool(workers=1, memory_mb=256) as pool:
+        (outcome,) = pool.score([job(leaving(how="plainly", end="its deadline"), mark)])
+    assert outcome.fault == FAULTS["its deadline"]
 
 
 def test_what_a_reward_imports_when_it_is_called_is_not_counted_against_its_deadline(pool):
@@ -263,6 +266,6 @@ def test_what_a_reward_imports_when_it_is_called_is_not_counted_against_its_dead
 
 
 def test_workers_whose_first_process_does_not_begin_say_so(monkeypatch):
-    monkeypatch.setattr("rlx.reward.pool.run_chunk", begin_nothing)
+    monkeypatch.setattr("rlx.reward.workers.keep_workers", keep_workers_that_begin_nothing)
     with pytest.raises(EnvironmentFault, match=r"cannot start: no process has begun within 0.5 s"):
-        ChunkWorkers(1, 256)
+        RewardPool(workers=1, memory_mb=256)

@@ -1,12 +1,10 @@
 """Workers that score: what a reward does wrong costs its own verdict, and what ends workers."""
 
 import os
-import pickle
 import subprocess
 import sys
-from concurrent.futures import BrokenExecutor, Future, ThreadPoolExecutor
 from dataclasses import replace
-from types import SimpleNamespace
+from pathlib import Path
 
 import hostile_rewards
 import psutil
@@ -30,15 +28,13 @@ from hostile_rewards import (
     reorder,
     shout,
 )
-from patience import LIMIT, wait_until
-from pebble import ProcessPool
+from patience import wait_until
 from rows import each_row
 
 from rlx.errors import EnvironmentFault
 from rlx.plugin import Action, Reward, Sample, Score
-from rlx.reward import JobOutcome, PooledHost, RewardJob
+from rlx.reward import JobOutcome, PooledHost, RewardJob, RewardPool
 from rlx.reward.plugin_process import LONGEST_REASON
-from rlx.reward.pool import ChunkWorkers, RewardPool, _RememberingContext
 from rlx_plugins.countdown import CountdownVerify
 
 DEADLINE = 0.4
@@ -292,29 +288,15 @@ def test_workers_killed_while_idle_are_replaced():
         assert again != pid
 
 
-def test_a_chunk_that_is_forgotten_while_the_last_worker_dies_has_an_end(monkeypatch):
-    """The library puts it into a queue that nobody reads any more."""
-    before = set(psutil.Process().children())
-    workers = ChunkWorkers(1, 256)
-    monkeypatch.setattr(ProcessPool, "schedule", lambda *_, **__: Future())
-    with ThreadPoolExecutor(1) as thread:
-        running = thread.submit(workers.run, pickle.dumps([]), ())
-        for process in set(psutil.Process().children()) - before:
-            if "spawn_main" in str(process.cmdline()):
-                process.kill()
-        with pytest.raises(BrokenExecutor, match="all workers have ended"):
-            running.result(LIMIT)
-    workers.close()
-
-
 # The pool itself ---------------------------------------------------------------------------------
 
 
 def test_closing_ends_workers_that_are_busy(tmp_path):
+    mark = tmp_path / "begun"
     with RewardPool(workers=1, memory_mb=256) as pool:
         pid = int(value(pool.score([job(hostile_rewards.process(), "x")])[0]))
-        pool._workers._pool.schedule(hostile_rewards.dwell, args=(str(tmp_path / "begun"),))
-        wait_until("it to be busy", (tmp_path / "begun").exists)
+        pool._send(0, [job(hostile_rewards.dwell(), str(mark), deadline=3600.0)], False)
+        wait_until("it to be busy", mark.exists)
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
 
@@ -322,56 +304,65 @@ def test_closing_ends_workers_that_are_busy(tmp_path):
 def test_what_ends_the_group_of_a_rank_leaves_its_scores_alone():
     """torchrun asks ranks to stop by a signal to their process groups."""
     code = """
-import os, signal, time
-from rlx.reward.pool import RewardPool
+import os, signal, sys, time
+sys.path.insert(0, sys.argv[1])
+from hostile_rewards import nap
+from rlx.plugin import Sample
+from rlx.reward import RewardJob, RewardPool
 if __name__ == "__main__":
     signal.signal(signal.SIGTERM, lambda *_: print("asked", flush=True))
+    sample = Sample(id="a", problem={}, turn="answer", number=1, response="")
     with RewardPool(workers=1, memory_mb=256) as pool:
-        scored = pool._workers._pool.schedule(time.sleep, args=(1.0,))
+        pool._send(0, [RewardJob(nap(seconds=1.0), (sample,), 60.0)], False)
         time.sleep(0.3)
         os.killpg(0, signal.SIGTERM)
-        print("scored", scored.result())
+        print("scored", pool._workers.receive(None)[0].report.fault)
 """
     done = subprocess.run(
-        [sys.executable, "-c", code], start_new_session=True, capture_output=True, text=True
+        [sys.executable, "-c", code, str(Path(hostile_rewards.__file__).parent)],
+        start_new_session=True,
+        capture_output=True,
+        text=True,
     )
     assert (done.returncode, done.stdout) == (0, "asked\nscored None\n"), done.stderr
 
 
 def test_workers_that_cannot_start_are_a_fault_of_the_environment(monkeypatch):
-    monkeypatch.setattr("rlx.reward.pool.start_worker", hostile_rewards.leave)
-    with pytest.raises(EnvironmentFault, match="cannot start"):
+    monkeypatch.setattr("rlx.reward.workers.keep_workers", hostile_rewards.leave)
+    with pytest.raises(EnvironmentFault, match="cannot start: exit code 1"):
         RewardPool(workers=1, memory_mb=256)
 
 
-@each_row("victim", ["worker", "child"])
-def test_workers_that_are_killed_while_they_start_are_started_again(victim, tmp_path, monkeypatch):
-    """At the beginning, and in place of workers that ended idle."""
+@each_row(
+    ("keep", "says"),
+    [
+        ("keep_workers_killed", "are lost again and again (signal 9); is there enough memory?"),
+        (
+            "keep_workers_whose_children_are_killed",
+            "cannot start: process died (signal 9); is there enough memory?",
+        ),
+    ],
+)
+def test_workers_that_are_killed_while_they_start_are_started_again(
+    keep, says, tmp_path, monkeypatch
+):
+    """At the beginning, and in place of a keeper that was killed."""
     kills = tmp_path / "kills"
     monkeypatch.setenv("RLX_TEST_KILLS", str(kills))
-    begins = {
-        "worker": ("start_worker", hostile_rewards.start_killed),
-        "child": ("run_chunk", hostile_rewards.run_chunk_killed),
-    }
-    monkeypatch.setattr(f"rlx.reward.pool.{begins[victim][0]}", begins[victim][1])
+    monkeypatch.setattr("rlx.reward.workers.keep_workers", getattr(hostile_rewards, keep))
     kills.write_text("3")
     with RewardPool(workers=1, memory_mb=256) as pool:
         assert kills.read_text() == "0"
         assert value(pool.score([job(length(), "abc")])[0]) == 3.0
-        if victim == "worker":
-            worker = psutil.Process(int(value(pool.score([job(process(), "x")])[0]))).parent()
-            kills.write_text("3")
-            worker.kill()
-            wait_until("it to be dead", lambda: has_ended(worker))
-            assert value(pool.score([job(length(), "abc")])[0]) == 3.0
-            assert kills.read_text() == "0"
+        keeper = psutil.Process(int(value(pool.score([job(process(), "x")])[0]))).parent()
+        kills.write_text("2")
+        keeper.kill()
+        wait_until("it to be dead", lambda: has_ended(keeper))
+        assert value(pool.score([job(length(), "abc")])[0]) == 3.0
     kills.write_text("4")
     with pytest.raises(EnvironmentFault) as caught:
         RewardPool(workers=1, memory_mb=256)
-    assert str(caught.value) == (
-        "reward workers cannot start: each of 4 times something killed them (signal 9); is there "
-        "enough memory?"
-    )
+    assert str(caught.value).endswith(says)
 
 
 @each_row(("workers", "memory_mb"), [(0, 256), (1, 0)])
@@ -393,17 +384,3 @@ def test_an_empty_pool_is_refused(workers, memory_mb):
 def test_malformed_jobs_are_refused(reward, responses, deadline):
     with pytest.raises(ValueError, match=r"samples for scope|deadline"):
         job(reward, *responses, deadline=deadline)
-
-
-def test_processes_that_are_ended_with_one_that_failed_are_not_taken_for_killed(subtests):
-    for codes, signal in (
-        ([None, -9], 9),
-        ([-15, 1, -15], None),  # one ended by itself, and the others were told to
-        ([1], None),
-        ([-15, 143], 15),
-        ([None], None),
-    ):
-        with subtests.test(codes=codes):
-            context = _RememberingContext()
-            context._started = [SimpleNamespace(exitcode=code) for code in codes]
-            assert context.killing_signal == signal

@@ -27,7 +27,7 @@ def test_a_rank_that_runs_out_of_memory_writes_what_held_it(tmp_path, monkeypatc
     monkeypatch.setenv("RLX_SUPERVISOR", "1")
     monkeypatch.setattr(rank, "_run_rank", fail)
     monkeypatch.setattr(rank, "_exit_without_supervisor", lambda *_: None)
-    monkeypatch.setattr(torch.cuda.memory, "_snapshot", lambda: SNAPSHOT)
+    monkeypatch.setattr(torch.cuda.memory, "_snapshot", lambda **_: SNAPSHOT)
     assert rank.main(str(tmp_path), "r-0001") == 1
     folder = RunFolder(tmp_path)
     assert folder.failure.exists()

@@ -12,8 +12,6 @@ import grimp
 import pyarrow
 import pytest
 
-from rlx.home import DEFAULT_REGISTRY
-from rlx.spec import TrackingSpec
 from rlx_registry import Registry, write_body
 
 ROOT = Path(__file__).parents[2]
@@ -112,7 +110,6 @@ def test_a_list_of_runs_does_not_import_what_describes_experiments(tmp_path):
     imported = list_imports("from rlx.cli import main; main(['runs'])", tmp_path)
     assert "rlx_registry.queries" in imported
     assert not {"pydantic", "rlx.spec", "numpy"} & imported
-    assert TrackingSpec().registry == DEFAULT_REGISTRY
 
 
 def test_trees_are_read_without_pandas(tmp_path):

@@ -161,9 +161,3 @@ def test_prompts_have_no_control_tokens_of_the_data(home, run):
         # One of the chat template, one of the experiment's own template.
         assert segment["token_ids"].count(added[CONTROL]) == 1
         assert segment["token_ids"].count(added["[/INST]"]) == 1
-
-
-def test_a_task_may_allow_them(home):
-    done = home.rlx("plan", "evil.yaml", "--full", "--set", "task.allow_control_tokens=true")
-    assert done.returncode == 0, done.stderr
-    assert " <|end|> [/INST]" in done.stdout

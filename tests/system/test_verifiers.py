@@ -127,7 +127,7 @@ def task(tmp_path):
 @needs_verifiers
 def test_answers_are_scored_by_the_rewards_of_the_taskset(task):
     task.check()
-    host = LocalHost(VerifiersEnvironment(timeout=30.0))
+    host = LocalHost(VerifiersEnvironment())
     for index in range(3):
         problem = task.problem("test", index, 0)
         first, second = problem.prompt.rstrip("=").split("+")
@@ -141,9 +141,10 @@ def test_answers_are_scored_by_the_rewards_of_the_taskset(task):
 
 
 @needs_verifiers
-def test_a_score_that_hangs_or_ends_its_process_costs_itself_alone(task):
+def test_a_score_that_hangs_or_ends_its_process_costs_itself_alone(task, monkeypatch):
+    monkeypatch.setattr("rlx_gyms.verifiers._SCORE_SECONDS", 2.0)
     problem = task.problem("train", 0, 0)
-    host = LocalHost(VerifiersEnvironment(timeout=2.0))
+    host = LocalHost(VerifiersEnvironment())
     (state,) = host.reset([(problem.fields, 0)])
     for text, says in (("hang", "within 2 s"), ("exit", "ended its process")):
         with pytest.raises(RemoteFault, match=says):
@@ -163,7 +164,7 @@ def test_options_that_the_taskset_does_not_have_are_named(task):
 def test_the_task_keeps_its_promises_and_workers_score_alike(task):
     check_task(task)
     problem = task.problem("train", 0, 0)
-    environment = VerifiersEnvironment(timeout=30.0)
+    environment = VerifiersEnvironment()
     (state,) = LocalHost(environment).reset([(problem.fields, 0)])
     calls = [(state, Action(text=text)) for text in ("1", "2", "3", "hello")]
     with RewardPool(1, 2048) as pool:

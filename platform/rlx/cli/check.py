@@ -14,13 +14,9 @@ from click.core import ParameterSource
 
 from rlx.cli.output import print_json, print_text
 from rlx.cli.progress import open_progress
-from rlx.cli.verb_group import (
-    DEFAULT_REGISTRY,
-    json_option,
-    overrides_option,
-    registry_option,
-)
+from rlx.cli.verb_group import json_option, overrides_option, registry_option
 from rlx.errors import SpecError
+from rlx.home import DEFAULT_REGISTRY
 from rlx.launch import VICTIMS, open_registry
 from rlx.text import escape_unprintable
 from rlx_registry import ENDED

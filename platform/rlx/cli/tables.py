@@ -164,8 +164,6 @@ def _show_run_locations(
         used: CPU seconds of each attempt.
         parts: CPU seconds of the first rank, by part of its work.
     """
-    from rlx.record import list_tracker_pages
-
     seconds = (run.ended or 0) - (run.started or 0)
     lines = [f"took      {seconds:.0f} s" + (f", {sum(used):.0f} CPU-s" if used else "")]
     if used and parts and (run.spec.get("runner") or {}).get("ranks") == 1:
@@ -181,8 +179,11 @@ def _show_run_locations(
     ]
     if mlflow := describe_mlflow_page([run], [run.id]):
         lines.append(f"mlflow    {mlflow}   (curves, compare view)")
-    for kind, page in list_tracker_pages(run).items():
-        lines.append(escape_unprintable(f"{kind:<9} {page}"))
+    if (run.spec.get("tracking") or {}).get("trackers"):
+        from rlx.record import list_tracker_pages  # brings pydantic, and few runs have others
+
+        for kind, page in list_tracker_pages(run).items():
+            lines.append(escape_unprintable(f"{kind:<9} {page}"))
     console.print("\n".join(lines))
 
 

@@ -17,10 +17,10 @@ import click
 import rlx
 from rlx.cli.output import print_json, print_report, print_text
 from rlx.errors import RlxError
+from rlx.home import DEFAULT_REGISTRY
 from rlx.text import escape_unprintable, redact_passwords, redact_values
 
 Command = TypeVar("Command", bound=Callable[..., Any])
-DEFAULT_REGISTRY = "sqlite:///{home}/registry.db"
 registry_option = click.option(
     "--registry",
     "url",

@@ -52,11 +52,12 @@ def _explain_lack_of_memory(folder: Path, error: Exception) -> None:
 
     if not is_out_of_memory(error):
         return
+    import torch
+
     from rlx.home import RunFolder
-    from rlx.run import write_memory_snapshot
 
     snapshot = RunFolder(folder).memory_snapshot
-    write_memory_snapshot(snapshot)
+    torch.cuda.memory._dump_snapshot(str(snapshot))
     print(f"what held the GPU's memory: {snapshot}, for pytorch.org/memory_viz", file=sys.stderr)
 
 
@@ -114,12 +115,12 @@ def _run_rank(folder: Path, run_id: str) -> None:
 
         from rlx.learner import join_ranks
         from rlx.record import Recorder, retry_registry_call
-        from rlx.run import RunStopped, StopRequest, record_allocations, run_experiment
+        from rlx.run import RunStopped, StopRequest, run_experiment
         from rlx_registry import Registry
     progress.show_activity("ranks")
     ranks, stop = join_ranks(spec.runner), StopRequest()
     if os.environ.get(MEMORY_HISTORY) and ranks.device.type == "cuda":
-        record_allocations()
+        torch.cuda.memory._record_memory_history("state", context="state", stacks="python")
     if not ranks.is_first:
         with suppress(RunStopped):
             run_experiment(spec, paths, ranks, None, stop)

@@ -6,9 +6,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
-from pydantic_core import to_json
-
 from rlx.discovery import BuiltPlugins, ExperimentPlugins, build_named_plugins, resolve_plugins
 from rlx.plan.plugin_checks import (
     check_needed_streams,
@@ -25,12 +22,12 @@ from rlx.spec.reading import (
     YamlDocument,
     build_error,
     build_refusal,
-    explain_validation_error,
     locate_diagnostic,
     read_document,
     read_own_values,
     relocate_phase_fault,
     suggest_name,
+    validate_values,
 )
 
 _OF_VALUES = ("unknown_key", "value", "plugin")
@@ -132,7 +129,10 @@ def _check_without_base(path: Path) -> Iterator[Diagnostic]:
         return  # it is the file that cannot be read
     if document is None:
         return
-    for fault in (*_parse_spec_tree(document.tree)[1], *build_named_plugins(document.tree).faults):
+    for fault in (
+        *validate_values(ExperimentSpec, document.tree)[1],
+        *build_named_plugins(document.tree).faults,
+    ):
         written = get_at_path(document.tree, fault.path)
         if fault.kind in _OF_VALUES and written is not None:
             yield locate_diagnostic(fault, document)
@@ -163,18 +163,9 @@ def _locate_refusal(faults: Iterable[Diagnostic], document: YamlDocument) -> Inv
     return build_refusal([locate_diagnostic(f, document) for f in faults], document.file)
 
 
-def _parse_spec_tree(tree: Any) -> tuple[ExperimentSpec | None, list[Diagnostic]]:
-    """Returns plain values as an experiment, or None and the errors of single values."""
-    try:
-        # Strict JSON mode accepts a list for a tuple, but rejects "5" or true for a number.
-        return ExperimentSpec.model_validate_json(to_json(tree), strict=True), []
-    except ValidationError as error:
-        return None, explain_validation_error(error, ExperimentSpec, tree)
-
-
 def check_spec_tree(tree: Any) -> tuple[ExperimentSpec | None, list[Diagnostic]]:
     """Returns the experiment that a tree holds, None if it holds none, and every error in it."""
-    spec, faults = _parse_spec_tree(tree)
+    spec, faults = validate_values(ExperimentSpec, tree)
     if spec is None:
         return None, [*faults, *_find_hidden_errors(tree, faults)]
     return spec, list(_find_spec_errors(spec))
@@ -187,7 +178,7 @@ def _find_spec_errors(spec: ExperimentSpec) -> Iterator[Diagnostic]:
     """
 
     def check_phase(phase: PhaseSpec) -> Iterator[Diagnostic]:
-        resolved, faults = _parse_spec_tree(spec.apply_phase(phase)[0])
+        resolved, faults = validate_values(ExperimentSpec, spec.apply_phase(phase)[0])
         yield from faults if resolved is None else find_contradictions(resolved)
 
     own = [*find_contradictions(spec), *_check_phase_settings(spec)]
@@ -249,7 +240,7 @@ def _find_hidden_errors(tree: Any, faults: Sequence[Diagnostic]) -> Iterator[Dia
     wrong = list(faults)
     for _ in range(_ROUNDS):
         left_out |= {path for fault in wrong if (path := _repair_section(mended, fault))}
-        spec, wrong = _parse_spec_tree(mended)
+        spec, wrong = validate_values(ExperimentSpec, mended)
         if spec is not None:  # nearly everything has to fit the schedule
             wrong = [] if ("rollout",) in left_out else list(_find_spec_errors(spec))
         for fault in wrong:

@@ -389,11 +389,6 @@ def inspect_machine(registry_url: str) -> Iterator[MachinePart]:
     has_room = writable and free >= LOW_DISK_BYTES
     yield build_required("RLX_HOME", has_room, found, "set RLX_HOME to a folder with room")
     yield _describe_registry(registry_url)
-    if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"):
-        found = "offline: HF_HUB_OFFLINE is set, only files on this machine are used"
-    else:
-        found = "used for files that are not on this machine"
-    yield MachinePart("model hub", "ok", found)
     yield _describe_sandbox()
     offered, broken = list_installed_plugins(), []
     for one in offered:

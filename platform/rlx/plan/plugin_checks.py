@@ -223,18 +223,7 @@ def _check_confidence_labels(spec: ExperimentSpec, estimator: Estimator) -> Iter
 
 
 def _check_rewards(spec: ExperimentSpec, plugins: BuiltPlugins) -> Iterator[Diagnostic]:
-    """Reports an `evaluation.correct` whose value 1 does not mean correct, and rewards that read a
-    span which their turn does not declare."""
-    correct = spec.evaluation.correct
-    if getattr(plugins.get_reward(correct), "graded", False):
-        yield build_error(
-            ("evaluation", "correct"),
-            f"evaluation.correct is {correct!r}, whose options scale its value: 1 would not mean "
-            "correct",
-            "name a reward that is exactly 1 if the answer is correct, such as another use of the "
-            f"same plugin under the name _{correct.lstrip('_')}, which is recorded but never "
-            "summed",
-        )
+    """Reports rewards that read a span which their turn does not declare."""
     turns = spec.rollout.turn_specs
     names_kinds = isinstance(spec.rollout, EnvironmentRolloutSpec)  # of its turns, itself
     for name, use in spec.rewards.turn.items():

@@ -95,8 +95,7 @@ class PlanReport:
     """The plan of all phases.
 
     Attributes:
-        notes: placeholders for what is not on this machine, and groups smaller than those of a
-            step.
+        notes: placeholders for what is not on this machine.
         disk: None if the model's dimensions are unknown on this machine.
     """
 
@@ -152,7 +151,7 @@ def build_plan(path: Path, read: LoadedSpec, plugins: ExperimentPlugins) -> Plan
     """
     rehearsal = rehearse_experiment(read, plugins)
     trials = rehearsal.trials
-    notes = [rehearsal.speech.note, *(t.note for t in trials), *(t.smaller for t in trials)]
+    notes = [rehearsal.speech.note, *(trial.note for trial in trials)]
     findings = [*plugins.warnings, *rehearsal.findings]
     return PlanReport(
         file=str(path),

@@ -208,12 +208,7 @@ def _make_up_problem(task: Task, number: int) -> Problem:
         prompt = str(getattr(task, "prompt", "{question}")).format(**fields)
     except (LookupError, ValueError):
         prompt = question
-    return Problem(
-        id=f"stand-in/{number}",
-        prompt=prompt,
-        fields=fields,
-        allow_control_tokens=getattr(task, "allow_control_tokens", False) is True,
-    )
+    return Problem(id=f"stand-in/{number}", prompt=prompt, fields=fields)
 
 
 _TRUTHS = re.compile(r"answer|truth|solution|label|target|gold", re.IGNORECASE)

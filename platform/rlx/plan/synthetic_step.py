@@ -37,7 +37,6 @@ from rlx.rollout import (
 from rlx.seeding import derive_seed
 from rlx.spec import PhaseSpec
 from rlx.step import assign_credit
-from rlx.text import pluralize_noun
 from rlx.train_batch import ScoredRows, TokenStreams, TrainBatch
 from rlx_registry import STREAMS, TokenStream
 
@@ -54,7 +53,6 @@ class PlanTrial:
     Attributes:
         phases: the phases with the settings of `setup`, if they are known.
         note: what stands in for the task's problems; "" if they are its own.
-        smaller: which groups are smaller than the experiment's; "" if none is.
         shape: dimensions of the model; None if unknown on this machine.
         table: rewards of the sampled `trees`.
         is_scripted: the turns come from the task's own script.
@@ -67,7 +65,6 @@ class PlanTrial:
     setup: PhaseSetup
     phases: tuple[PhaseSpec, ...] = ()
     note: str = ""
-    smaller: str = ""
     shape: ModelShape | None
     trees: list[RolloutTree]
     table: RewardTable
@@ -177,18 +174,11 @@ def run_trial(
     first = sample_and_score(whole.copy_with_siblings(1), plan_problems[:1])
     if first.stuck_plugin:
         return replace(first, stopped=f"{first.stuck_plugin} hangs on the first rollout")
-    fewer, most = whole, max(level.count for level in whole.levels)
-    while fewer.rows_per_prompt > _ROWS_PER_PROMPT and most > 2:
+    most = max(level.count for level in whole.levels)
+    while whole.rows_per_prompt > _ROWS_PER_PROMPT and most > 2:
         most //= 2
-        fewer = fewer.copy_with_siblings(most)
-    groups = [
-        f"{few.count} of {level.count} {pluralize_noun(level.kind)}"
-        for level, few in zip(whole.levels, fewer.levels, strict=True)
-        if few.count < level.count
-    ]
-    smaller = f"rollout: a group has {' and '.join(groups)} here" if groups else ""
-    trial = _assign_trial_credit(sample_and_score(fewer, plan_problems))
-    return replace(trial, smaller=smaller)
+        whole = whole.copy_with_siblings(most)
+    return _assign_trial_credit(sample_and_score(whole, plan_problems))
 
 
 def _assign_trial_credit(trial: PlanTrial) -> PlanTrial:

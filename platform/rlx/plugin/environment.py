@@ -6,7 +6,7 @@ import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar
 
 from rlx.plugin.base import Plugin
@@ -57,12 +57,11 @@ class Action:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
-    """An environment's answer to an action.
+class Reply:
+    """What a stateful environment answers to an action.
 
     Attributes:
         kind: kind of the turn: one of the environment's `kinds`.
-        state: state for the next step; plain values that can be sent to another process.
         observation: text shown to the policy before its next turn.
         done: whether the rollout has ended.
         info: plain JSON about the turn, recorded with it; rewards read it as `Sample.info`. Its
@@ -73,18 +72,28 @@ class Step:
             which must therefore hold nothing that is hidden from it.
         opponent_info: in self-play, added to the `info` of the other player's last turn: how the
             game ended for it.
-        results: with `rollout.tools`, the text that each call of the turn gave; the policy reads
-            them before `observation`.
     """
 
     kind: str
-    state: Any = None
     observation: str = ""
     done: bool = False
     info: Mapping[str, Any] = field(default_factory=dict)
     anchor: str | None = None
     player: int = 0
     opponent_info: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step(Reply):
+    """An environment's answer to an action: what it replies, and its state.
+
+    Attributes:
+        state: state for the next step; plain values that can be sent to another process.
+        results: with `rollout.tools`, the text that each call of the turn gave; the policy reads
+            them before `observation`.
+    """
+
+    state: Any = None
     results: tuple[str, ...] = ()
 
 
@@ -158,23 +167,6 @@ class Environment(Plugin, ABC):
         """Frees what the last state of a rollout stands for; a state of plain values needs
         nothing."""
         return
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reply:
-    """What a stateful environment answers to an action: a `Step` without its state.
-
-    Attributes:
-        kind, observation, done, info, anchor, player, opponent_info: as in `Step`.
-    """
-
-    kind: str
-    observation: str = ""
-    done: bool = False
-    info: Mapping[str, Any] = field(default_factory=dict)
-    anchor: str | None = None
-    player: int = 0
-    opponent_info: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -308,16 +300,9 @@ class StatefulEnvironment(Environment):
             session.close()
         else:
             _sessions[name] = session
-        return Step(
-            kind=reply.kind,
-            state=SessionState(state.problem, state.seed, (*state.actions, action), name),
-            observation=reply.observation,
-            done=done,
-            info=reply.info,
-            anchor=reply.anchor,
-            player=reply.player,
-            opponent_info=reply.opponent_info,
-        )
+        replied = {one.name: getattr(reply, one.name) for one in fields(Reply)}
+        after = SessionState(state.problem, state.seed, (*state.actions, action), name)
+        return Step(**{**replied, "state": after, "done": done})
 
     def release(self, state: SessionState) -> None:
         """Closes the session, if this process has it."""

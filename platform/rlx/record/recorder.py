@@ -78,6 +78,14 @@ class Recorder:
             pieces: converts token ids to the text of each token.
         """
 
+        def write_rows(body: Mapping[str, Any] | None) -> None:
+            registry, run_id = self._registry, self._run_id
+            with registry.write_atomically():  # the disk may be full after any write
+                if body is not None:
+                    registry.results.add_rollouts(run_id, step, **body)
+                registry.results.add_metrics(run_id, step, figures)
+                registry.update_run(run_id, step=step)
+
         def write() -> None:
             self._clock = time.pthread_getcpuclockid(threading.get_ident())
             began, used = time.perf_counter(), self.cpu_seconds
@@ -86,7 +94,7 @@ class Recorder:
                 sha256, size = write_body(path, rollout_table(trees, table, rows, roles, pieces))
                 body = {"path": path, "sha256": sha256, "bytes": size, "statistics": statistics}
                 body["index"] = rollout_index(trees, table, rows)
-            retry_registry_call(lambda: self._write_step(step, figures, body))
+            retry_registry_call(lambda: write_rows(body))
             seconds = {
                 "perf/record_s": time.perf_counter() - began,
                 "perf/cpu_record_s": self.cpu_seconds - used,
@@ -103,17 +111,6 @@ class Recorder:
         step, self._step = self._step, None
         if step is not None:
             step.result()
-
-    def _write_step(
-        self, step: int, figures: Mapping[str, float], body: Mapping[str, Any] | None
-    ) -> None:
-        """Writes a step atomically, since the disk may be full after any write."""
-        registry, run_id = self._registry, self._run_id
-        with registry.write_atomically():
-            if body is not None:
-                registry.results.add_rollouts(run_id, step, **body)
-            registry.results.add_metrics(run_id, step, figures)
-            registry.update_run(run_id, step=step)
 
     def probe(
         self, records: Sequence[RecordedProbe], samples: ProbeResult, label: str, path: Path

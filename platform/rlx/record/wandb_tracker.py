@@ -111,7 +111,8 @@ class WandbTracker(Tracker):
 
     def has_run(self, run: TrackedRun) -> bool:
         """Whether the offline store is there; of a server, what it has confirmed."""
-        return not self._is_offline or bool(_find_stores(run))
+        stores = run.folder and run.folder.glob("wandb/offline-run-*/*.wandb")
+        return not self._is_offline or any(stores or ())
 
     def find_page(self, run: TrackedRun) -> str | None:
         """Returns the run's page, if the entity is known, or the command that sends the store."""
@@ -141,7 +142,3 @@ def _name_run(run: TrackedRun) -> str:
     """An id that no other attempt has, of any registry's runs."""
     one = json.dumps([dict(run.identity), run.attempt], sort_keys=True)
     return f"{run.id}-{hashlib.sha256(one.encode()).hexdigest()[:8]}"
-
-
-def _find_stores(run: TrackedRun) -> list[Path]:
-    return [] if run.folder is None else list(run.folder.glob("wandb/offline-run-*/*.wandb"))

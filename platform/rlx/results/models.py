@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from pydantic import ValidationError
 from pydantic_core import to_json
 
 from rlx.agents import build_rollout_host
@@ -45,12 +44,10 @@ from rlx.spec import (
 from rlx.spec.reading import (
     YamlDocument,
     apply_overrides,
-    build_refusal,
-    explain_validation_error,
     label_refusal,
-    locate_diagnostic,
     parse_yaml_document,
     read_document,
+    validate_document_values,
 )
 from rlx.text import escape_unprintable, explain_write_errors, format_duration
 from rlx_registry import RunRecord
@@ -512,9 +509,4 @@ def _read_settings(document: YamlDocument, overrides: Sequence[str]) -> EngineSe
     document = apply_overrides(document, overrides)
     tree = document.tree if isinstance(document.tree, dict) else {}
     own = {name: tree[name] for name in SERVED_SECTIONS if name in tree}
-    try:
-        return EngineSettings.model_validate_json(to_json(own), strict=True)
-    except ValidationError as error:
-        faults = explain_validation_error(error, EngineSettings, own)
-        located = [locate_diagnostic(fault, document) for fault in faults]
-        raise build_refusal(located, document.file) from None
+    return validate_document_values(EngineSettings, own, document)

@@ -4,13 +4,11 @@ from .lines import (
     open_response_lines,
     score_lines,
 )
-from .plugin_process import ChunkReport, JobOutcome, RewardJob
+from .plugin_process import JobOutcome, RewardJob
 from .pool import (
-    ChunkWorkers,
     PooledHost,
     RewardPool,
     SessionHost,
-    describe_worker_error,
     host_environment,
 )
 from .scoring import (
@@ -22,8 +20,6 @@ from .scoring import (
 from .table import Place, RewardEntry, RewardTable, sum_named_rewards
 
 __all__ = [
-    "ChunkReport",
-    "ChunkWorkers",
     "JobOutcome",
     "NamedReward",
     "Place",
@@ -36,7 +32,6 @@ __all__ = [
     "SessionHost",
     "build_reward",
     "compute_mean_value",
-    "describe_worker_error",
     "host_environment",
     "open_response_lines",
     "rescore_rollouts",

@@ -10,13 +10,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from io import BufferedReader
 from pathlib import Path
-from typing import IO, Any, Literal, cast
+from typing import Any, Literal, cast
 
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError
 
 from rlx.discovery import build_plugin
 from rlx.errors import EnvironmentFault, PluginError, SpecError
-from rlx.plugin import Plugin, RewardPlugin, Sample, Score
+from rlx.plugin import RewardPlugin, Sample, Score
 from rlx.plugin_calls import show_plugin_output
 from rlx.reward.plugin_process import RewardJob
 from rlx.reward.pool import RewardPool
@@ -26,6 +26,7 @@ from rlx.spec.reading import (
     InvalidSpec,
     apply_overrides,
     build_refusal,
+    explain_validation_error,
     locate_diagnostic,
     parse_yaml_document,
 )
@@ -35,6 +36,8 @@ MAX_SPANS = 64
 """Maximum number of tag names extracted from one response, which may hold a hundred thousand."""
 
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+_LINES, _CHARACTERS = 2048, 8 << 20
+"""Of a batch; files may have millions of lines."""
 
 _closing_tags = re.compile(r"</([A-Za-z_][A-Za-z0-9_-]*)>").finditer
 
@@ -58,10 +61,6 @@ class ResponseLine:
     group: Name | None = None
     sample: Sample | None = None
     fault: str | None = None
-
-    def mark_unscorable(self, fault: str) -> "ResponseLine":
-        """Returns a copy of the line that cannot be scored because of `fault`."""
-        return replace(self, sample=None, fault=fault)
 
 
 class _ResponseFields(BaseModel):
@@ -104,15 +103,16 @@ def read_lines(
         try:
             record = json.loads(text)
         except (ValueError, RecursionError) as error:
-            yield ResponseLine(number, fault=f"not JSON: {_shorten_error_text(error)}")
+            why = str(error).splitlines()[0][:200]
+            yield ResponseLine(number, fault=f"not JSON: {why}")
             continue
         if isinstance(record, dict):
-            yield _parse_line_record(number, record, field, reads_parent)
+            yield _parse_record(number, record, field, reads_parent)
         else:
             yield ResponseLine(number, fault="not a JSON object")
 
 
-def _parse_line_record(
+def _parse_record(
     number: int, record: dict[str, Any], field: str, reads_parent: bool
 ) -> ResponseLine:
     values = {key: value for key, value in record.items() if key != "response"}
@@ -127,56 +127,42 @@ def _parse_line_record(
     if reads_parent and fields.of is None:
         fault = "`of` is missing: this reward reads the value of another one"
         return ResponseLine(number, fields.id, fields.group, fault=fault)
-    own = {key: value for key, value in record.items() if key != field}
-    return ResponseLine(number, fields.id, fields.group, _build_line_sample(fields, own, number))
-
-
-def _build_line_sample(fields: _ResponseFields, own: Mapping[str, Any], number: int) -> Sample:
-    spans = fields.spans
-    return Sample(
+    given: dict[str, Any] = fields.model_dump(exclude={"problem", "id", "group", "spans"})
+    for key, value in given.items():
+        given[key] = tuple(value) if isinstance(value, list) else value
+    sample = Sample(
+        **given,
         id=str(number if fields.id is None else fields.id),
-        problem=own if fields.problem is None else fields.problem,
-        turn=fields.turn,
-        number=fields.number,
-        response=fields.response,
-        spans=_find_response_spans(fields.response, fields.number) if spans is None else spans,
-        n_tokens=fields.n_tokens,
-        context=tuple(fields.context),
-        observations=tuple(fields.observations),
-        finish_reason=fields.finish_reason,
-        info=fields.info,
-        history=tuple(fields.history),
-        of=fields.of,
+        problem=fields.problem
+        if fields.problem is not None
+        else {key: value for key, value in record.items() if key != field},
+        spans=_find_response_spans(fields) if fields.spans is None else fields.spans,
     )
+    return ResponseLine(number, fields.id, fields.group, sample)
 
 
-def _find_response_spans(response: str, number: int) -> dict[str, str]:
+def _find_response_spans(fields: _ResponseFields) -> dict[str, str]:
     """Returns the last span of each closed tag, found as rollouts find the tags of their YAML."""
-    if "</" not in response:
-        return {}
     names: dict[str, None] = {}
-    for match in _closing_tags(response):
+    for match in _closing_tags(fields.response):
         names[match[1]] = None
         if len(names) == MAX_SPANS:
             break
-    found = find_spans(response, (len(response),), tuple(names), first_turn=number == 1)
+    if not names:
+        return {}
+    ends = (len(fields.response),)
+    found = find_spans(fields.response, ends, tuple(names), first_turn=fields.number == 1)
     return {name: span.text for name, span in found.items()}
 
 
 def _describe_line_fault(error: ValidationError, values: Mapping[str, Any], field: str) -> str:
     """Describes the first field of a line that is invalid."""
-    from rlx.spec.reading import explain_validation_error
-
     if field not in values and "response" not in values:
         return f"`{field}` is missing"
     fault, *_ = explain_validation_error(error, _ResponseFields, values)
     if fault.path[:1] == ("response",):
         return fault.message.replace("response", field, 1)
     return f"{fault.message}; put task fields with such a name under `problem`"
-
-
-def _shorten_error_text(error: Exception) -> str:
-    return str(error).splitlines()[0][:200]
 
 
 def group_neighboring_lines(lines: Iterable[ResponseLine]) -> Iterator[list[ResponseLine]]:
@@ -189,13 +175,11 @@ def group_neighboring_lines(lines: Iterable[ResponseLine]) -> Iterator[list[Resp
     ended: set[Name] = set()
     for line in lines:
         if line.fault is None and line.group is None:
-            line = line.mark_unscorable(
-                "`group` is missing: this reward judges several lines together"
-            )
+            fault = "`group` is missing: this reward judges several lines together"
+            line = replace(line, sample=None, fault=fault)
         elif line.fault is None and line.group in ended:
-            line = line.mark_unscorable(
-                f"group {line.group!r} has ended: its lines must be neighbours"
-            )
+            fault = f"group {line.group!r} has ended: its lines must be neighbours"
+            line = replace(line, sample=None, fault=fault)
         if line.fault is None and line.group != current:
             if unit:
                 yield unit
@@ -205,11 +189,6 @@ def group_neighboring_lines(lines: Iterable[ResponseLine]) -> Iterator[list[Resp
         unit.append(line)
     if unit:
         yield unit
-
-
-_LINES = 2048  # per batch; files may have millions
-
-_CHARACTERS = 8 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,7 +231,7 @@ def score_lines(
     workers: int = 1,
     deadline: float = 5.0,
 ) -> Iterator[list[ScoredLine]]:
-    """Returns one result per line, in order and in batches that fit into memory.
+    """Yields one result per line, in order and in batches that fit into memory.
 
     Args:
         plugin: made by `build_reward`.
@@ -268,15 +247,48 @@ def score_lines(
         raise SpecError(f"deadline {deadline} is not a number of seconds")
     reads_parent = bool(getattr(plugin, "reads_parent", False))
     read = read_lines(lines, field, reads_parent=reads_parent)
-    return _score_batches(plugin, read, workers, deadline)
-
-
-def _score_batches(
-    plugin: RewardPlugin, read: Iterable[ResponseLine], workers: int, deadline: float
-) -> Iterator[list[ScoredLine]]:
+    units = group_neighboring_lines(read) if plugin.scope != "sample" else ([one] for one in read)
     with RewardPool(workers, RunnerSpec().reward_memory_mb) as pool:
-        for batch in _group_line_batches(plugin, read):
-            yield list(_score_line_batch(plugin, batch, pool, deadline))
+        for batch in _cut_batches(units):
+            yield list(_score_batch(plugin, batch, pool, deadline))
+
+
+def _cut_batches(units: Iterable[list[ResponseLine]]) -> Iterator[list[list[ResponseLine]]]:
+    """Yields batches of units (lines that are scored together) that fit into memory."""
+    batch: list[list[ResponseLine]] = []
+    number = characters = 0
+    try:
+        for unit in units:
+            batch.append(unit)
+            number += len(unit)
+            characters += sum(len(line.sample.response) for line in unit if line.sample)
+            if number >= _LINES or characters >= _CHARACTERS:
+                yield batch
+                batch, number, characters = [], 0, 0
+    except EnvironmentFault:  # first score what was read before the error
+        yield batch
+        raise
+    if batch:
+        yield batch
+
+
+def _score_batch(
+    plugin: RewardPlugin, batch: Sequence[Sequence[ResponseLine]], pool: RewardPool, deadline: float
+) -> Iterator[ScoredLine]:
+    samples = [tuple(line.sample for line in unit if line.sample) for unit in batch]
+    outcomes = iter(pool.score([RewardJob(plugin, each, deadline) for each in samples if each]))
+    for unit, judged in zip(batch, samples, strict=True):
+        outcome = next(outcomes) if judged else None
+        verdicts = iter(outcome.verdicts if outcome else ())
+        for line in unit:
+            if line.sample is None or outcome is None:
+                yield ScoredLine(line, None, line.fault)
+            elif outcome.fault is not None:
+                yield ScoredLine(line, None, outcome.fault)
+            else:
+                verdict = next(verdicts)
+                reason = verdict.reason if verdict else "the reward abstains"
+                yield ScoredLine(line, verdict, reason)
 
 
 def build_reward(name: str, overrides: Sequence[str] = ()) -> RewardPlugin:
@@ -296,67 +308,18 @@ def build_reward(name: str, overrides: Sequence[str] = ()) -> RewardPlugin:
     except InvalidSpec as error:
         faults = [locate_diagnostic(fault, written) for fault in error.diagnostics]
         raise build_refusal(faults, error.file) from None
-    _check_reward_plugin(name, plugin)
-    return cast(RewardPlugin, plugin)
-
-
-def _check_reward_plugin(name: str, plugin: Plugin) -> None:
+    what = f"reward plugin {name!r}: "
     try:
         with show_plugin_output(name):
             plugin.check()
     except (OSError, ImportError) as error:
-        raise EnvironmentFault(
-            f"reward plugin {name!r}: {escape_unprintable(str(error))}"
-        ) from error
+        raise EnvironmentFault(what + escape_unprintable(str(error))) from error
     except ValueError as error:
-        raise SpecError(f"reward plugin {name!r}: {escape_unprintable(str(error))}") from error
+        raise SpecError(what + escape_unprintable(str(error))) from error
     except Exception as error:
-        what = f"check() failed: {type(error).__name__}: {error}"
-        raise PluginError(f"reward plugin {name!r}: {escape_unprintable(what)}") from error
-
-
-def _group_line_batches(
-    plugin: RewardPlugin, lines: Iterable[ResponseLine]
-) -> Iterator[list[list[ResponseLine]]]:
-    """Yields batches of units (lines that are scored together) that fit into memory."""
-    together = plugin.scope != "sample"
-    units = group_neighboring_lines(lines) if together else ([line] for line in lines)
-    batch: list[list[ResponseLine]] = []
-    number = characters = 0
-    try:
-        for unit in units:
-            batch.append(unit)
-            number += len(unit)
-            characters += sum(len(line.sample.response) for line in unit if line.sample)
-            if number >= _LINES or characters >= _CHARACTERS:
-                yield batch
-                batch, number, characters = [], 0, 0
-    except EnvironmentFault:  # first score what was read before the error
-        yield batch
-        raise
-    if batch:
-        yield batch
-
-
-def _score_line_batch(
-    plugin: RewardPlugin, batch: Sequence[Sequence[ResponseLine]], pool: RewardPool, deadline: float
-) -> Iterator[ScoredLine]:
-    """Yields one result per line, in order."""
-    samples = [tuple(line.sample for line in unit if line.sample) for unit in batch]
-    outcomes = iter(pool.score([RewardJob(plugin, each, deadline) for each in samples if each]))
-    for unit, judged in zip(batch, samples, strict=True):
-        outcome = next(outcomes) if judged else None
-        verdicts = iter(outcome.verdicts if outcome else ())
-        for line in unit:
-            if line.sample is None or outcome is None:
-                yield ScoredLine(line, None, line.fault)
-            elif outcome.fault is not None:
-                yield ScoredLine(line, None, outcome.fault)
-            else:
-                verdict = next(verdicts)
-                yield ScoredLine(
-                    line, verdict, verdict.reason if verdict else "the reward abstains"
-                )
+        fault = f"check() failed: {type(error).__name__}: {error}"
+        raise PluginError(what + escape_unprintable(fault)) from error
+    return cast(RewardPlugin, plugin)
 
 
 @contextmanager
@@ -366,30 +329,21 @@ def open_response_lines(file: str) -> Iterator[Iterable[bytes]]:
     Raises:
         EnvironmentFault: the file cannot be read, now or later.
     """
-    with _open_response_file(file) as source:
-        yield _convert_read_errors(_decompress_lines(source), file)
 
+    def read(source: BufferedReader) -> Iterator[bytes]:
+        packed = source.peek(2)[:2] == b"\x1f\x8b"
+        try:
+            yield from gzip.GzipFile(fileobj=source) if packed else source
+        except (OSError, EOFError, zlib.error) as error:
+            raise build_fault(error) from error
 
-def _open_response_file(file: str) -> IO[bytes]:
+    def build_fault(error: Exception) -> EnvironmentFault:
+        name = "standard input" if file == "-" else escape_unprintable(file)
+        return EnvironmentFault(f"cannot read {name}: {getattr(error, 'strerror', None) or error}")
+
     try:
-        return os.fdopen(os.dup(0), "rb") if file == "-" else Path(file).open("rb")
+        source = os.fdopen(os.dup(0), "rb") if file == "-" else Path(file).open("rb")  # noqa: SIM115
     except OSError as error:
-        raise EnvironmentFault(_describe_read_error(file, error)) from error
-
-
-def _decompress_lines(source: IO[bytes]) -> Iterable[bytes]:
-    """Returns the lines of a file, decompressed if its first bytes are those of gzip."""
-    packed = cast(BufferedReader, source).peek(2)[:2] == b"\x1f\x8b"
-    return cast(IO[bytes], gzip.open(source)) if packed else source
-
-
-def _convert_read_errors(stream: Iterable[bytes], file: str) -> Iterator[bytes]:
-    try:
-        yield from stream
-    except (OSError, EOFError, zlib.error) as error:
-        raise EnvironmentFault(_describe_read_error(file, error)) from error
-
-
-def _describe_read_error(file: str, error: Exception) -> str:
-    name = "standard input" if file == "-" else escape_unprintable(file)
-    return f"cannot read {name}: {getattr(error, 'strerror', None) or error}"
+        raise build_fault(error) from error
+    with source:
+        yield read(source)

@@ -1,8 +1,8 @@
-"""The process that calls rewards and environments, and the worker process that keeps it.
+"""The process that calls rewards and environments, and the class by which another one keeps it.
 
-The child calls the plugins: it may hang, die or start processes. The worker runs no
+The child calls the plugins: it may hang, die or start processes. The process that keeps it runs no
 plugin, so it survives to end the child with everything below it: when a deadline passes, when the
-child dies, and when the worker itself has to end because its pool is closed or its process is gone.
+child dies, and when the keeper itself has to end.
 """
 
 import asyncio
@@ -11,7 +11,6 @@ import inspect
 import math
 import mmap
 import multiprocessing
-import multiprocessing.util
 import numbers
 import os
 import pickle
@@ -24,7 +23,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass, fields
 from functools import partial
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple, NoReturn, TypeGuard
 
@@ -439,21 +438,19 @@ class ChunkReport(NamedTuple):
     Attributes:
         outcomes: the pickled outcomes of the jobs that ran, in order.
         fault: why there are none; None if they ran.
+        is_lost: whether the process died of itself or was killed, if that is the fault.
+        cpu_seconds: that the process used to run them.
         is_spent: whether the process has to end: a call that was given up still runs in it, or it
             has run for long and holds no live session.
         finished: numbers and pickled outcomes of jobs that ran beside others, also of those that
             finished before a fault.
         started: number of jobs that had started beside each other; the others have nothing to do
             with a fault.
-        is_lost: whether the process died of itself or was killed, if that is the fault.
-        killing_signal: the signal that killed it.
-        cpu_seconds: that the process used to run them.
     """
 
     outcomes: bytes = b""
     fault: str | None = None
     is_lost: bool = False
-    killing_signal: int | None = None
     cpu_seconds: float = 0.0
     is_spent: bool = False
     finished: tuple[tuple[int, bytes], ...] = ()
@@ -470,23 +467,28 @@ class _Finished(NamedTuple):
 class ChunkWatch:
     """How long the jobs of a chunk have taken.
 
+    Only the time that this process has seen pass counts against a deadline, because a pause of the
+    whole machine, container or job is no fault of a plugin. Where jobs run beside each other, the
+    child ends those that take too long; it is ended itself if for two deadlines none of them starts
+    or finishes.
+
     Args:
         deadlines: of the jobs, in seconds.
-        patience: how many deadlines may pass.
+        is_concurrent: whether they run beside each other.
 
     Attributes:
         interval: the longest time between two looks at the child, in seconds.
         current: number of jobs that have started.
         spent: time since the last of them started.
         importing: seconds of imports, which do not count.
+        finished: outcomes of jobs that have finished before the others.
     """
 
-    def __init__(self, deadlines: Sequence[float], patience: int = 1) -> None:
-        self.deadlines, self._patience = deadlines, patience
-        self.interval = min(
-            _DEADLINE_CHECK_INTERVAL, min(deadlines, default=_DEADLINE_CHECK_INTERVAL) / 4
-        )
+    def __init__(self, deadlines: Sequence[float] = (), *, is_concurrent: bool = False) -> None:
+        self.deadlines, self.is_concurrent = deadlines, is_concurrent
+        self.interval = min((_DEADLINE_CHECK_INTERVAL, *(each / 4 for each in deadlines)))
         self.current, self.spent, self.importing = 0, Stopwatch(2 * self.interval), 0.0
+        self.finished: dict[int, bytes] = {}
 
     @property
     def limit(self) -> float:
@@ -494,7 +496,7 @@ class ChunkWatch:
         plugins."""
         if not self.current:
             return 2 * max(self.deadlines, default=0.0) + _IMPORT_SECONDS
-        return self._patience * self.deadlines[self.current - 1]
+        return (2 if self.is_concurrent else 1) * self.deadlines[self.current - 1]
 
 
 class JobProcess:
@@ -502,8 +504,11 @@ class JobProcess:
 
     Attributes:
         pipe: from which the child's reports are read, while there is a child.
+        watch: of the last chunk.
+        closed_in_children: connections of this process that no child may keep open.
     """
 
+    closed_in_children: ClassVar[tuple[Connection, ...]] = ()
     _running: ClassVar[dict[int, "JobProcess"]] = {}
     """Those of this process that have a child, by its id."""
 
@@ -517,82 +522,60 @@ class JobProcess:
         self._own_pid = 0
         """In the child: its process id, which a copy of it that a plugin forked does not have."""
         self.pipe: Connection
+        self.watch = ChunkWatch()
 
-    def send(self, chunk: bytes) -> None:
+    def begin(self, chunk: bytes, deadlines: Sequence[float], *, is_concurrent: bool) -> None:
         """Sends pickled jobs to the child, after starting it if there is none.
 
-        The count of started jobs is read before: the child is fast, and this process may be slow.
+        Args:
+            chunk: the pickled jobs, the MiB of address space that they may add, and the file that
+                keeps what rewards recall.
+            deadlines: of the jobs, in seconds.
+            is_concurrent: whether they run beside each other.
 
         Raises:
             OSError: the child has just died.
         """
+        self.watch = ChunkWatch(deadlines, is_concurrent=is_concurrent)
         if self._pid is not None and self._has_ended():
             self.end()
         if self._pid is None:
             self._start()
-        self._before = self._count_started()
+        # Before it is sent: the child is fast, and this process may be slow.
+        self._before = self._counters[_STARTED]
         self.pipe.send_bytes(chunk)
 
-    def await_report(
-        self, deadlines: Sequence[float], *, is_concurrent: bool = False
-    ) -> ChunkReport:
-        """Waits for the outcomes of a chunk.
-
-        Only the time that this process has seen pass counts against a deadline, because a pause
-        of the whole machine, container or job is no fault of a plugin. Where jobs run beside each
-        other, the child ends those that take too long; it is ended itself if for two deadlines
-        none of them starts or finishes.
-        """
-        finished: dict[int, bytes] = {}
-        report = self._await_end(deadlines, finished, 2 if is_concurrent else 1)
-        if report.is_spent:
-            self.end()
-        started = self._count_started() - self._before if is_concurrent else 0
-        return report._replace(finished=tuple(finished.items()), started=started)
-
-    def _await_end(
-        self, deadlines: Sequence[float], finished: dict[int, bytes], patience: int
-    ) -> ChunkReport:
-        """Waits for the last report of a chunk, and collects the jobs that finish before."""
-        rank = multiprocessing.parent_process()
-        assert rank is not None
-        watch = ChunkWatch(deadlines, patience)
-        while True:
-            ready = wait([self.pipe, rank.sentinel], watch.interval)
-            if rank.sentinel in ready:
-                self.end()
-                os._exit(1)
-            if (report := self.check_chunk(watch, finished, is_ready=bool(ready))) is not None:
-                return report
-
-    def check_chunk(
-        self, watch: "ChunkWatch", finished: dict[int, bytes], *, is_ready: bool
-    ) -> ChunkReport | None:
-        """What became of a chunk, or None while it runs; ends a child that takes too long.
+    def check(self, *, is_ready: bool) -> ChunkReport | None:
+        """What became of the chunk, or None while it runs; ends a child that takes too long.
 
         Args:
-            watch: of the chunk.
-            finished: receives the outcomes of jobs that have finished before the others.
             is_ready: whether there is something to read.
         """
+        watch = self.watch
         if is_ready or self._has_ended():
             report = self._receive()
-            if isinstance(report, ChunkReport):
-                return report
-            finished[report.number] = report.outcome
-            watch.spent.restart()
-            return None
-        before, watch.current = watch.current, self._count_started() - self._before
-        if watch.current != before:
-            watch.spent.restart()
-        if self._is_importing() and watch.importing < _IMPORT_SECONDS:
-            watch.importing += watch.spent.skip()
-        if watch.spent.look() <= watch.limit:
-            return None
-        self.end()
-        if not watch.deadlines:  # as of the chunk by which a worker shows that it has started
-            return ChunkReport(fault=f"no process has begun within {watch.limit:g} s")
-        return ChunkReport(fault=describe_deadline(watch.deadlines[max(watch.current - 1, 0)]))
+            if isinstance(report, _Finished):
+                watch.finished[report.number] = report.outcome
+                watch.spent.restart()
+                return None
+        else:
+            before, watch.current = watch.current, self._counters[_STARTED] - self._before
+            if watch.current != before:
+                watch.spent.restart()
+            if self._counters[_IMPORTING] and watch.importing < _IMPORT_SECONDS:
+                watch.importing += watch.spent.skip()
+            if watch.spent.look() <= watch.limit:
+                return None
+            self.end()
+            if watch.deadlines:
+                deadline = watch.deadlines[max(watch.current - 1, 0)]
+                report = ChunkReport(fault=describe_deadline(deadline))
+            else:  # as of the chunk by which a worker shows that it has started
+                report = ChunkReport(fault=f"no process has begun within {watch.limit:g} s")
+        if report.is_spent:
+            self.end()
+        started = self._counters[_STARTED] - self._before if watch.is_concurrent else 0
+        return report._replace(finished=tuple(watch.finished.items()), started=started)
 
     def _receive(self) -> ChunkReport | _Finished:
         """What the child sends, or how it died."""
@@ -610,10 +593,7 @@ class JobProcess:
         """Ends what the dead child has left behind, and says how it died."""
         code = self.end()
         how = f"signal {-code}" if code < 0 else f"exit code {code}"
-        killing_signal = -code if code < 0 else None
-        return ChunkReport(
-            fault=f"process died ({how})", is_lost=True, killing_signal=killing_signal
-        )
+        return ChunkReport(fault=f"process died ({how})", is_lost=True)
 
     def dismiss(self) -> None:
         """Has the child close its live sessions and end, once its call is over."""
@@ -623,26 +603,23 @@ class JobProcess:
     def end(self, patience: float = 0.0) -> int:
         """Ends the child and everything that it started; returns its exit code.
 
-        What left its parent and is still there is ended with the last of several children.
-
         Args:
             patience: seconds in which the child may close its live sessions.
         """
         pid, code = self._pid, 0
-        others = self._running.keys() - {pid}
         if pid is not None:
-            below = list_descendants(pid) if others else []
             self.pipe.close()
             if patience > 0:
                 wait_for_end(pid, patience)
+            below = list_descendants(pid)
             if not self._has_ended():
                 os.kill(pid, signal.SIGKILL)
             code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
             self._pid = None
             del self._running[pid]
             kill_processes(below)
-        if not others:
-            kill_descendants()
+        # Living children adopt their own orphans, so that others are those of dead ones.
+        kill_descendants(spare=tuple(self._running))
         return code
 
     def _start(self) -> None:
@@ -652,6 +629,8 @@ class JobProcess:
         if not pid:
             for process in (self, *self._running.values()):  # their ends must be noticed
                 process.pipe.close()
+            for channel in self.closed_in_children:
+                channel.close()
             self._serve(theirs)
         theirs.close()
         self._pid = pid
@@ -662,6 +641,7 @@ class JobProcess:
         try:
             self._own_pid = os.getpid()
             die_with_parent()
+            adopt_orphans()
             os.register_at_fork(after_in_child=pipe.close)  # its end must be that of this process
             os.setsid()
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -701,7 +681,7 @@ class JobProcess:
 
     def _import(self, load: Callable[..., Any], name: str, *rest: Any, **named: Any) -> Any:
         """In the child: imports as Python does, and notes how long."""
-        if self._is_importing():
+        if self._counters[_IMPORTING]:
             return load(name, *rest, **named)
         self._counters[_IMPORTING] = True
         try:
@@ -709,31 +689,22 @@ class JobProcess:
         finally:
             self._counters[_IMPORTING] = False
 
-    def _count_started(self) -> int:
-        return self._counters[_STARTED]
-
-    def _is_importing(self) -> bool:
-        return bool(self._counters[_IMPORTING])
-
     def _has_ended(self) -> bool:
         """Whether the child has ended; its exit code can still be read."""
         assert self._pid is not None
         return os.waitid(os.P_PID, self._pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
 
-_jobs = JobProcess()
-
-
 def start_worker() -> None:
-    """Prepares a worker process: it ends what it started, and its prints go to stderr.
+    """Prepares the process that has the children: it ends what they start, and its prints go to
+    stderr.
 
-    The worker leaves its parent's session, because torchrun ends a rank by a signal to the whole
-    process group while the rank still scores its current step.
+    It leaves its parent's session, because torchrun ends a rank by a signal to the whole process
+    group while the rank still scores its current step.
     """
     os.setsid()
     adopt_orphans()
     signal.signal(signal.SIGTERM, lambda *_: _leave())
-    multiprocessing.util.Finalize(None, _jobs.end, exitpriority=0)
     os.dup2(sys.__stderr__.fileno() if sys.__stderr__ else 2, 1)
 
 
@@ -743,30 +714,3 @@ def _leave() -> NoReturn:
         kill_descendants()
     finally:
         os._exit(128 + signal.SIGTERM)
-
-
-def run_chunk(
-    payload: bytes,
-    deadlines: Sequence[float],
-    memory_mb: int,
-    answers: Path | None = None,
-    is_concurrent: bool = False,
-) -> ChunkReport:
-    """Runs a chunk of pickled jobs in this worker's child.
-
-    Args:
-        payload: the pickled jobs.
-        deadlines: the deadline of each, in seconds.
-        memory_mb: MiB of address space that they may add to the child's.
-        answers: the file that keeps what rewards recall.
-        is_concurrent: whether they run beside each other.
-    """
-    try:
-        _jobs.send(pickle.dumps((payload, memory_mb, answers)))
-    except OSError:
-        return _jobs.report_death()
-    try:
-        return _jobs.await_report(deadlines, is_concurrent=is_concurrent)
-    except BaseException:
-        _jobs.end()  # or its late report would be taken for that of the next chunk
-        raise

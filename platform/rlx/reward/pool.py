@@ -1,26 +1,19 @@
-"""Deals calls of rewards and environments to worker processes, and replaces those that are lost.
+"""Deals calls of rewards and environments to worker processes.
 
-What a worker does, and how it ends a plugin that hangs, is in `rlx.reward.plugin_process`.
+What a worker does, and how it ends a plugin that hangs, is in `rlx.reward.plugin_process`; how
+workers are kept and replaced, in `rlx.reward.workers`.
 """
 
 import itertools
 import math
 import pickle
-import signal
 import sys
 from collections import deque
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Future, InvalidStateError, wait
-from contextlib import suppress
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from multiprocessing.context import SpawnContext, SpawnProcess
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Protocol, Self, TypeVar
-from weakref import WeakSet
-
-from pebble import ProcessExpired, ProcessPool
-from pebble.common import CONSTS
 
 from rlx.errors import EnvironmentFault
 from rlx.plugin import Action, Environment, SessionState, StatefulEnvironment, Step
@@ -32,151 +25,20 @@ from rlx.reward.plugin_process import (
     describe_deadline,
     describe_error,
     pickle_jobs,
-    run_chunk,
     runs_concurrently,
-    start_worker,
 )
-from rlx.reward.sessions import SessionKeeper, WorkerAnswer, WorkerOrder
+from rlx.reward.workers import MAX_RESTARTS, WorkerAnswer, WorkerKeeper, WorkerOrder
 from rlx.rollout import HostFault
 from rlx.spec import EnvironmentLimits
 from rlx.text import escape_unprintable
 
 _CHUNK = 64
-
-CHECK_INTERVAL = 1.0
-"""Seconds between two looks at workers that answer nothing."""
-
 _AHEAD = 2
 """Chunks that are sent to each worker at once, so that it need not wait for the next one."""
+_CLOSING = 5.0
+"""Seconds in which the workers may close their sessions when a run ends."""
 
 _Positions = tuple[int, ...]
-
-
-CONSTS.term_timeout = 60.0
-"""Seconds in which a worker that is told to end may kill what its plugins started; the library's 3
-are too few on a busy machine."""
-
-_MAX_RESTARTS = 3
-"""How often workers that died idle are started again in one call, and workers that something killed
-at each of their starts: a container out of memory, or someone who ends processes."""
-
-
-class _RememberingContext(SpawnContext):
-    """Starts processes in new interpreters, and knows how they ended."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._started: list[SpawnProcess] = []
-
-    def Process(  # type: ignore[override]  # noqa: N802
-        self, *args: Any, **options: Any
-    ) -> SpawnProcess:
-        """Returns a process that can be started."""
-        self._started.append(SpawnProcess(*args, **options))
-        return self._started[-1]
-
-    @property
-    def killing_signal(self) -> int | None:
-        """The signal that killed one of the processes; None if none was killed, or if one ended by
-        itself: the others were then ended with it."""
-        codes = [p.exitcode for p in self._started if p.exitcode is not None]
-        if any(code > 0 and code != 128 + signal.SIGTERM for code in codes):
-            return None
-        return next((-code for code in codes if code < 0), None)
-
-
-class _KilledAtStart(Exception):
-    """Something killed workers while they started, which says nothing about the next ones."""
-
-
-class ChunkWorkers:
-    """Worker processes that run chunks of jobs.
-
-    Args:
-        count: number of processes.
-        memory_mb: MiB of address space that a job may add to its worker's.
-        answers: the file that keeps what rewards recall; None keeps nothing.
-
-    Raises:
-        EnvironmentFault: they do not start.
-    """
-
-    def __init__(self, count: int, memory_mb: int, answers: Path | None = None) -> None:
-        self._count, self._memory_mb, self._answers = count, memory_mb, answers
-        self._sent = WeakSet[Future[ChunkReport]]()
-        killed = ""
-        for _ in range(1 + _MAX_RESTARTS):
-            try:
-                self._start()
-            except _KilledAtStart as error:
-                killed = str(error)
-            else:
-                return
-        raise EnvironmentFault(
-            f"reward workers cannot start: each of {1 + _MAX_RESTARTS} times something killed them "
-            f"({killed}); is there enough memory?"
-        )
-
-    def _start(self) -> None:
-        context = _RememberingContext()
-        self._pool = ProcessPool(
-            max_workers=self._count,
-            initializer=start_worker,
-            context=context,
-        )
-        try:
-            report = self.run(pickle_jobs([]), ())  # after the start of an interpreter
-        except (BrokenExecutor, ProcessExpired, OSError) as error:
-            self.close()
-            if context.killing_signal is not None:
-                raise _KilledAtStart(f"signal {context.killing_signal}") from error
-            fault = f"{error}{_explain_script()}"
-            raise EnvironmentFault(f"reward workers cannot start: {fault}") from error
-        if report.fault is not None:
-            self.close()
-            if report.killing_signal is not None:
-                raise _KilledAtStart(f"signal {report.killing_signal}")
-            raise EnvironmentFault(f"reward workers cannot start: {report.fault}")
-
-    @property
-    def is_active(self) -> bool:
-        """Whether chunks can be sent; not if workers kept dying while idle."""
-        return bool(self._pool.active)
-
-    def send(
-        self, payload: bytes, deadlines: tuple[float, ...], *, is_concurrent: bool = False
-    ) -> "Future[ChunkReport]":
-        """Has a chunk of pickled jobs run, each with its deadline in seconds, in order or beside
-        each other."""
-        # Without a timeout of the pool's own, which would count by the wall clock.
-        arguments = (payload, deadlines, self._memory_mb, self._answers, is_concurrent)
-        report: Future[ChunkReport] = self._pool.schedule(run_chunk, args=arguments)
-        self._sent.add(report)
-        return report
-
-    def run(self, payload: bytes, deadlines: tuple[float, ...]) -> ChunkReport:
-        """Runs a chunk, as `send` does, and waits for what becomes of it."""
-        report = self.send(payload, deadlines)
-        while not wait([report], CHECK_INTERVAL).done:
-            self.end_forgotten()
-        return report.result()
-
-    def end_forgotten(self) -> None:
-        """Ends the chunks that will never be answered, once the workers have ended.
-
-        The library forgets a chunk that is sent while the last worker dies idle.
-        """
-        if self.is_active:
-            return
-        self.close()
-        for report in list(self._sent):
-            with suppress(InvalidStateError):  # it has been answered
-                report.set_exception(BrokenExecutor("all workers have ended"))
-
-    def close(self) -> None:
-        """Ends the workers at once, even during a job, and all that their plugins started."""
-        self._pool.stop()
-        self._pool.join()
 
 
 class Closable(Protocol):
@@ -213,10 +75,19 @@ class RewardPool:
         if workers < 1 or memory_mb < 1:
             raise ValueError(f"needs at least 1 worker and 1 MiB, got {workers} and {memory_mb}")
         self.count, self.memory_mb, self._answers = workers, memory_mb, answers
-        self.keeper = SessionKeeper()
+        self.keeper = WorkerKeeper(_CLOSING)
         self._kept: dict[type[Closable], Any] = {}
-        self._restarts = 0
-        self._workers = ChunkWorkers(workers, memory_mb, answers)
+        self._workers = WorkerKeeper()
+        try:
+            for _ in range(1 + MAX_RESTARTS):
+                self._send(0, [], False)
+                (answer,) = self._workers.receive(None)
+                if (fault := answer.report.fault) is None:
+                    return
+            raise EnvironmentFault(f"reward workers cannot start: {fault}; is there enough memory?")
+        except BaseException:
+            self._workers.close()
+            raise
 
     def __enter__(self) -> Self:
         return self
@@ -248,83 +119,56 @@ class RewardPool:
         """Runs the jobs and returns their outcomes in order. No plugin can make it raise.
 
         Raises:
-            EnvironmentFault: the workers die repeatedly while idle.
+            EnvironmentFault: something kills the workers again and again.
         """
-        self._restarts = 0
         outcomes: dict[int, JobOutcome] = {}
         # One process keeps to the concurrency of a reward, so it has all of its jobs.
         is_concurrent = runs_concurrently(jobs)
-        everything = tuple(range(len(jobs)))
-        queue = deque([everything] if is_concurrent else _cut_chunks(len(jobs), self.count))
-        running: dict[Any, _Positions] = {}
+        size = len(jobs) if is_concurrent else min(_CHUNK, math.ceil(len(jobs) / self.count))
+        starts = range(0, len(jobs), max(size, 1))
+        queue = deque(tuple(range(i, min(i + size, len(jobs)))) for i in starts)
+        running: dict[int, tuple[int, _Positions]] = {}
+        loads = dict.fromkeys(range(self.count), 0)
         while queue or running:
-            self._require_workers()
             while queue and len(running) < _AHEAD * self.count:
                 positions = queue.popleft()
-                chunk = [jobs[position] for position in positions]
+                worker = min(loads, key=lambda number: loads[number])
                 try:
-                    payload = pickle_jobs(chunk)
+                    chunk = [jobs[position] for position in positions]
+                    call = self._send(worker, chunk, is_concurrent)
                 except Exception as error:  # noqa: BLE001  (pickling runs the plugin's code)
                     fault = f"cannot be sent to a worker: {describe_error(error)}"
                     queue.extend(_isolate_fault(positions, fault, outcomes))
                 else:
-                    deadlines = tuple(job.deadline for job in chunk)
-                    running[self._send(payload, deadlines, is_concurrent)] = positions
-            for future in self._wait_for_some(running):
-                positions = running.pop(future)
-                if future.exception() is None:
-                    self.cpu_seconds += future.result().cpu_seconds
-                queue.extend(_collect_outcomes(future, positions, jobs, outcomes))
+                    running[call] = worker, positions
+                    loads[worker] += 1
+            for answer in self._workers.receive(None):
+                if answer.call in running:  # and not of a call of `score` that was interrupted
+                    worker, positions = running.pop(answer.call)
+                    loads[worker] -= 1
+                    self.cpu_seconds += answer.report.cpu_seconds
+                    queue.extend(_collect_outcomes(answer.report, positions, outcomes))
         return [outcomes[position] for position in range(len(jobs))]
 
-    def _wait_for_some(self, running: Collection[Any]) -> Collection[Any]:
-        """Waits until some of the running chunks have ended; returns them, or none if none run."""
-        while running:
-            if done := wait(running, CHECK_INTERVAL, FIRST_COMPLETED).done:
-                return done
-            self._workers.end_forgotten()
-        return ()
-
-    def _send(
-        self, payload: bytes, deadlines: tuple[float, ...], is_concurrent: bool
-    ) -> "Future[ChunkReport]":
-        try:
-            return self._workers.send(payload, deadlines, is_concurrent=is_concurrent)
-        except RuntimeError as error:  # they have just ended, and are started again
-            lost: Future[ChunkReport] = Future()
-            lost.set_exception(BrokenExecutor(str(error)))
-            return lost
-
-    def _require_workers(self) -> None:
-        """Starts the workers again if they died while idle.
-
-        Raises:
-            EnvironmentFault: they died too often.
-        """
-        if self._workers.is_active:
-            return
-        self._restarts += 1
-        self._workers.close()
-        if self._restarts > _MAX_RESTARTS:
-            raise EnvironmentFault("reward workers keep dying while idle")
-        self._workers = ChunkWorkers(self.count, self.memory_mb, self._answers)
-
-
-def _cut_chunks(count: int, workers: int) -> Iterable[_Positions]:
-    size = max(1, min(_CHUNK, math.ceil(count / workers)))
-    return (tuple(range(i, min(i + size, count))) for i in range(0, count, size))
+    def _send(self, worker: int, jobs: Sequence[Work], is_concurrent: bool) -> int:
+        """Sends a chunk to a worker; returns the number of the order."""
+        order = WorkerOrder(
+            worker,
+            next(_call_numbers),
+            tuple(job.deadline for job in jobs),
+            pickle_jobs(jobs),
+            self.memory_mb,
+            self._answers,
+            is_concurrent,
+        )
+        self._workers.send(order)
+        return order.call
 
 
 def _collect_outcomes(
-    future: Any, positions: _Positions, jobs: Sequence[Work], outcomes: dict[int, JobOutcome]
+    report: ChunkReport, positions: _Positions, outcomes: dict[int, JobOutcome]
 ) -> Iterable[_Positions]:
     """Records the outcomes of a chunk and returns the jobs that must run, or run again."""
-    error = future.exception()
-    if isinstance(error, BrokenExecutor):
-        return [positions]
-    if error is not None:
-        return _isolate_fault(positions, describe_worker_error(error), outcomes)
-    report: ChunkReport = future.result()
     for number, outcome in report.finished:
         outcomes[positions[number]] = pickle.loads(outcome)
     if report.started:  # of jobs that ran beside each other
@@ -352,22 +196,6 @@ def _isolate_fault(
         outcomes[positions[0]] = JobOutcome(fault=fault)
         return ()
     return [(position,) for position in positions]
-
-
-def describe_worker_error(error: BaseException) -> str:
-    """Says how a worker process was lost during a chunk."""
-    if isinstance(error, ProcessExpired):
-        how = f"signal {-error.exitcode}" if error.exitcode < 0 else f"exit code {error.exitcode}"
-        return f"process died ({how})"
-    return f"cannot be run by a worker: {describe_error(error)}"
-
-
-def _explain_script() -> str:
-    """A hint for scripts, which workers import: they must not start workers themselves."""
-    main = sys.modules["__main__"]
-    if main.__spec__ is None and str(getattr(main, "__file__", "")).endswith(".py"):
-        return '; in a script, call rlx below `if __name__ == "__main__":`'
-    return ""
 
 
 def host_environment(
@@ -579,7 +407,7 @@ class SessionHost:
         number, memory_mb = next(_call_numbers), self._pool.memory_mb if self._shares else None
         self._calls[number] = call
         self._pool.keeper.send(
-            WorkerOrder(call.session.worker, number, call.deadline, memory_mb, payload)
+            WorkerOrder(call.session.worker, number, (call.deadline,), payload, memory_mb)
         )
 
     def _take_answer(self, call: _SessionCall, answer: WorkerAnswer) -> None:

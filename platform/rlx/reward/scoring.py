@@ -9,7 +9,7 @@ from typing import Literal
 
 from rlx.errors import RewardError
 from rlx.plugin import FAILED, RewardPlugin, Sample, Score
-from rlx.reward.plugin_process import JobOutcome, RewardJob
+from rlx.reward.plugin_process import RewardJob
 from rlx.reward.pool import RewardPool
 from rlx.reward.table import Entries, Place, RewardEntry, RewardTable
 from rlx.rollout import NO_PARENT, RolloutTree, is_fault_segment
@@ -78,8 +78,13 @@ def score_rollouts(
                 entry = _apply_on_error(trees, reward, place, entry, dropped)
             entries[place][name] = entry
         seconds[name] = time.perf_counter() - began
-    without = frozenset(_add_descendants(trees, dropped))
-    return RewardTable(turns, without, faults, rollouts, changed or {}, seconds)
+    below = {  # dropping an answer drops its confidences
+        (t, s)
+        for t in {place[0] for place in dropped}
+        for s in trees[t].policy_segments
+        if any((t, earlier) in dropped for earlier in trees[t].turns(s))
+    }
+    return RewardTable(turns, frozenset(dropped | below), faults, rollouts, changed or {}, seconds)
 
 
 def _find_failed_rollouts(trees: Sequence[RolloutTree]) -> set[Place]:
@@ -135,9 +140,12 @@ def _score_one(
     """
     missing = RewardEntry(reward.name, None, reward.use.weight, "absent")
     samples: dict[Place, Sample] = {}
-    for place in _select_rollout_keys(trees, reward, turns, rollouts):
+    use = reward.use
+    for place in rollouts if reward.scope == "global" else turns:
         tree = trees[place[0]]
-        use = reward.use
+        kind = tree.segments[place[1]].kind
+        if kind == FAILED or (isinstance(use, TurnReward) and not use.fits(kind)):
+            continue  # the environment did not answer, or it is of another kind
         of = None if use.of is None else _read_value(tree, place, use.of, reward, turns, rollouts)
         gate = None
         if use.requires is not None:
@@ -146,8 +154,8 @@ def _score_one(
             yield place, missing
             continue
         if gate is not None and gate <= 0:
-            reason = f"{use.requires} failed"
-            yield place, replace(missing, raw=0.0, status="scored", reason=reason)
+            why = f"{use.requires} failed"
+            yield place, replace(missing, raw=0.0, status="scored", reason=why)
             continue
         samples[place] = replace(_build_sample(tree, place), of=of)
     groups = _group_by_scope(trees, samples, reward)
@@ -155,8 +163,8 @@ def _score_one(
         RewardJob(
             reward.plugin,
             tuple(samples[p] for p in places),
-            reward.use.deadline,
-            name=reward.use.plugin,
+            use.deadline,
+            name=use.plugin,
             is_watched=changed is not None,
         )
         for places in groups
@@ -164,22 +172,14 @@ def _score_one(
     for places, outcome in zip(groups, pool.score(jobs), strict=True):
         if changed is not None and outcome.changed:
             changed.setdefault(reward.name, outcome.changed)
-        for place, verdict in zip(places, _list_verdicts(outcome, len(places)), strict=True):
-            yield place, _build_reward_entry(missing, verdict)
-
-
-def _select_rollout_keys(
-    trees: Sequence[RolloutTree],
-    reward: NamedReward,
-    turns: Iterable[Place],
-    rollouts: Iterable[Place],
-) -> list[Place]:
-    """Turns or rollouts that a reward scores, without turns that the environment did not answer."""
-    use = reward.use
-    kinds = {(t, s): trees[t].segments[s].kind for t, s in (*turns, *rollouts)}
-    if not isinstance(use, TurnReward):
-        return [place for place in rollouts if kinds[place] != FAILED]
-    return [place for place in turns if kinds[place] != FAILED and use.fits(kinds[place])]
+        failed = outcome.fault is not None
+        verdicts: Sequence[Score | None] = [None] * len(places) if failed else outcome.verdicts
+        for place, verdict in zip(places, verdicts, strict=True):
+            if verdict is None:
+                yield place, replace(missing, reason=outcome.fault)
+            else:
+                raw, reason, parts = verdict.value, verdict.reason, verdict.parts
+                yield place, replace(missing, raw=raw, status="scored", reason=reason, parts=parts)
 
 
 def _read_value(
@@ -241,21 +241,6 @@ def _find_parent_value(
     return None
 
 
-def _list_verdicts(outcome: JobOutcome, count: int) -> Sequence[Score | str | None]:
-    return [outcome.fault] * count if outcome.fault is not None else outcome.verdicts
-
-
-def _build_reward_entry(missing: RewardEntry, verdict: Score | str | None) -> RewardEntry:
-    """Converts a verdict to an entry; a string is a fault."""
-    if verdict is None:
-        return missing
-    if isinstance(verdict, str):
-        return replace(missing, reason=verdict)
-    return replace(
-        missing, raw=verdict.value, status="scored", reason=verdict.reason, parts=verdict.parts
-    )
-
-
 def _build_sample(tree: RolloutTree, place: Place) -> Sample:
     segment = tree.segments[place[1]]
     before = [tree.segments[i] for i in tree.path(place[1])[:-1]]
@@ -315,23 +300,9 @@ def _apply_on_error(
         )
     dropped.add(place)
     if policy == "drop_group":
-        dropped.update((place[0], s) for s in _list_sibling_segments(tree, place[1], reward))
+        siblings: Sequence[int] = tree.rollouts
+        if reward.scope == "turn":  # all turns of the sibling rows
+            _, parent = tree.own_turns(place[1])
+            siblings = [s for s in tree.policy_segments if tree.own_turns(s)[1] == parent]
+        dropped.update((place[0], s) for s in siblings)
     return entry
-
-
-def _list_sibling_segments(tree: RolloutTree, segment: int, reward: NamedReward) -> Sequence[int]:
-    """The rollouts of the prompt, or all turns of the sibling rows."""
-    if reward.scope == "global":
-        return tree.rollouts
-    _, parent = tree.own_turns(segment)
-    return [s for s in tree.policy_segments if tree.own_turns(s)[1] == parent]
-
-
-def _add_descendants(trees: Sequence[RolloutTree], dropped: set[Place]) -> set[Place]:
-    """Adds descendants: dropping an answer drops its confidences."""
-    return dropped | {
-        (t, s)
-        for t in {place[0] for place in dropped}
-        for s in trees[t].policy_segments
-        if any((t, earlier) in dropped for earlier in trees[t].turns(s))
-    }

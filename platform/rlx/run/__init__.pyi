@@ -1,7 +1,6 @@
 from .collect import build_prompt_fit, draw_contact_problems, draw_held_out_problems
 from .context import ControllerState, RunStopped, StopRequest
 from .loop import run_experiment
-from .metrics import record_allocations, write_memory_snapshot
 from .pictures import draw_probes, draw_run_pictures
 from .probes import build_probe_context, build_probe_records, probe_problems
 from .streams import build_trained_rows, read_token_streams
@@ -20,7 +19,5 @@ __all__ = [
     "draw_run_pictures",
     "probe_problems",
     "read_token_streams",
-    "record_allocations",
     "run_experiment",
-    "write_memory_snapshot",
 ]

@@ -161,25 +161,18 @@ def sample_and_score(
         show: called with how many problems are answered, as far as this rank's share tells.
     """
     turns = len(range(context.ranks.rank, len(problems), context.ranks.count)) * plan.most_turns
-    if show is not None:
-        context.sampler.on_ended = _count_answered(show, len(problems), turns)
+    ended = 0
+
+    def show_answered(more: int) -> None:
+        nonlocal ended
+        ended += more
+        if show is not None:
+            show(min(len(problems), len(problems) * ended // turns))
+
+    context.sampler.on_ended = None if show is None else show_answered
     share = _sample_own_share(context, setup, plan, problems, seeds)
     context.sampler.on_ended = None
     return _gather_shares(context, share, len(problems), plan.trees_per_prompt)
-
-
-def _count_answered(
-    show: Callable[[int], None], problems: int, turns: int
-) -> Callable[[int], None]:
-    """Returns a function of ended turns that shows which part of the problems they are."""
-    ended = 0
-
-    def count(more: int) -> None:
-        nonlocal ended
-        ended += more
-        show(min(problems, problems * ended // turns))
-
-    return count
 
 
 def _sample_own_share(

@@ -1,11 +1,9 @@
 """Metrics of a training step, under names that trackers group into sections."""
 
-import pickle
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -354,19 +352,6 @@ class GpuPeaks:
             self.figures[f"perf/memory_reserved_{stage}_gib"] = held / 2**30
             self.figures["perf/memory_retries"] = float(retries)
             torch.cuda.reset_peak_memory_stats(self._device)
-
-
-def record_allocations() -> None:
-    """Has torch remember which line of Python allocated the memory that is in use."""
-    torch.cuda.memory._record_memory_history("state", context="state", stacks="python")
-
-
-def write_memory_snapshot(path: Path) -> None:
-    """Writes what holds this process's GPU memory, as https://pytorch.org/memory_viz reads it.
-
-    Without `record_allocations` it has sizes alone.
-    """
-    path.write_bytes(pickle.dumps(torch.cuda.memory._snapshot()))
 
 
 SUSTAINED = 3

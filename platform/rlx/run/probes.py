@@ -119,11 +119,11 @@ def probe_problems(
 
     share = probe_model(spec, means, drawn.problems[mine], seeds[mine], report_probe_progress)
     shares = ranks.gather(share) if ranks else [share]
-    # Rank r has every `count`-th problem from r on.
-    total = sum(len(one.answered) for one in shares)
-    answered = tuple(shares[i % count].answered[i // count] for i in range(total))
+    # Rank r has every `parts`-th problem from r on.
+    parts, total = len(shares), sum(len(one.answered) for one in shares)
+    answered = tuple(shares[i % parts].answered[i // parts] for i in range(total))
     samples = [
-        replace(sample, answered=sample.answered * count + of)
+        replace(sample, answered=sample.answered * parts + of)
         for of, one in enumerate(shares)
         for sample in one.samples
     ]

@@ -4,7 +4,7 @@
 `rlx.discovery` names the function of each provider.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -16,7 +16,7 @@ from rlx.credit import fill_between_ends
 from rlx.discovery import import_implementation, list_providers
 from rlx.errors import RegistryError, SpecError
 from rlx.phase_setup import PhaseSetup
-from rlx.probe import ProbeContext, StateValues, build_probe_response, state_values
+from rlx.probe import ProbeContext, build_probe_response, state_values
 from rlx.record import TrainedRows
 from rlx.run.collect import StepRollouts
 from rlx.run.context import RunContext
@@ -228,17 +228,11 @@ def estimate_state_values(inputs: StepInputs) -> Mapping[str, Tensor]:
     found = [
         shares[b % context.ranks.count][b // context.ranks.count] for b in range(len(batch.rows))
     ]
-    steps, values = _build_state_tensors(batch, found)
-    return {"step_ids": steps, "mc_values": values}
-
-
-def _build_state_tensors(batch: TokenBatch, found: Sequence[StateValues]) -> tuple[Tensor, Tensor]:
     steps = torch.full_like(batch.turn_ids, -1)
-    width = max(len(one.values) for one in found)
-    values = torch.zeros(len(found), width)
+    values = torch.zeros(len(found), max(len(one.values) for one in found))
     for b, one in enumerate(found):
         values[b, : len(one.values)] = torch.tensor(one.values)
         (own,) = batch.is_own[b].nonzero(as_tuple=True)
         at = torch.arange(len(own))
         steps[b, own] = torch.bucketize(at, torch.tensor(one.borders[1:-1]), right=True)
-    return steps, values
+    return {"step_ids": steps, "mc_values": values}

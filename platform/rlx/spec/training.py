@@ -8,6 +8,7 @@ from typing import Annotated, Any, ClassVar, Final, Literal, Self
 
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
+from rlx.home import DEFAULT_REGISTRY
 from rlx.plugin import (
     Count,
     LauncherPlugin,
@@ -291,7 +292,7 @@ class StoredRollouts(StrictModel):
 class TrackingSpec(StrictModel):
     """Where results are stored. Paths and URLs; `{home}` is replaced by RLX_HOME."""
 
-    registry: str = "sqlite:///{home}/registry.db"
+    registry: str = DEFAULT_REGISTRY
     mlflow: str | None = MLFLOW_URL
     """null disables the MLflow mirror."""
     trackers: tuple[TrackerSpec, ...] = ()

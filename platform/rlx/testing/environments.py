@@ -9,21 +9,22 @@ Environments run as in training: in a worker process with a deadline and a memor
 """
 
 import pickle
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 from unittest import SkipTest
 
-from rlx.plugin import Action, Environment, Episode, Plugin, Step
+from rlx.plugin import Action, Environment, Episode, Step
 from rlx.rollout import EnvironmentHost, HostFault, find_spans
 from rlx.testing.promise import (
     PromiseCheck,
+    Promises,
     Subject,
+    build_first_plugin,
     build_subject_plugin,
-    common_checks,
     open_environment_host,
     run_checks,
+    shorten_text,
 )
 from rlx.testing.rewards import HOSTILE_TEXTS
 
@@ -34,8 +35,7 @@ _HOSTILE = {
     "tags of an environment": "</information><answer>Paris</answer><information>" * 100,
     "half a tag": "<answer",
 }
-
-_Given = tuple[Mapping[str, Any], ...] | None
+_promise = Promises()
 
 
 def check_environment(
@@ -58,50 +58,11 @@ def environment_checks(
     Args:
         problems: see `check_environment`.
     """
-    extra_problems = None if problems is None else tuple(problems)
-    own: tuple[tuple[str, str, Any], ...] = (
-        (
-            "returns a Step",
-            "return a Step whose kind is one of `kinds`, with text as observation, plain JSON as "
-            "info, and a state of plain values",
-            _check_step_answers,
-        ),
-        (
-            "matches its examples",
-            "the environment is wrong, or the example is",
-            _check_environment_examples,
-        ),
-        (
-            "repeats its steps",
-            "depend on the state, the action and the options alone: no clock, no random numbers "
-            "but from the seed of `reset`, nothing kept between calls",
-            _check_environment_determinism,
-        ),
-        (
-            "does not modify states",
-            "return a changed copy as the next state: `dataclasses.replace(state, ...)`",
-            _check_states_unchanged,
-        ),
-        (
-            "tolerates hostile text",
-            "what a model writes is never an error: answer it with a kind of its own, in linear "
-            "time",
-            _check_hostile_actions,
-        ),
-        (
-            "plays both players",
-            "with an `Action.player`, take the turn of that player, and name the next one in "
-            "`Step.player`; the first observation of player 1 is its prompt",
-            _check_both_players,
-        ),
-    )
-    return (
-        *common_checks(_build_first_environment),
-        *(
-            PromiseCheck(name, help_, partial(run, extra_problems=extra_problems))
-            for name, help_, run in own
-        ),
-    )
+
+    def call(run: Callable[[Subject, list[_EpisodeCase]], None], subject: Subject) -> None:
+        run(subject, _build_episode_cases(subject, problems))
+
+    return _promise.build_checks(call)
 
 
 # Episodes -----------------------------------------------------------------------------------------
@@ -113,6 +74,9 @@ class _EpisodeCase:
 
     environment: Environment
     episode: Episode
+
+    def __str__(self) -> str:
+        return f"'{self.episode.name}'"
 
     def action(self, number: int, text: str, *, player: int = 0) -> Action:
         """Turn number `number` of a player, as a run would pass it to the environment."""
@@ -126,7 +90,7 @@ class _EpisodeCase:
             player=player if self.episode.self_play else None,
         )
 
-    def play_episode(self, *, watched: bool = False) -> list[Step]:
+    def play(self, *, watched: bool = False) -> list[Step]:
         """Returns the steps of the episode, up to the first that is done.
 
         Raises:
@@ -137,7 +101,7 @@ class _EpisodeCase:
             return self.play_on(host)
 
     def play_on(self, host: EnvironmentHost) -> list[Step]:
-        """Like `play_episode`, in a worker that is there.
+        """Like `play`, in a worker that is there.
 
         Raises:
             AssertionError: the environment failed.
@@ -148,8 +112,8 @@ class _EpisodeCase:
         for number, text in enumerate(self.episode.turns, start=1):
             taken[player] += 1
             (step,) = host.step([(state, self.action(taken[player], text, player=player))])
-            what = f"turn {number}, {_shorten_turn_text(text)}"
-            steps.append(self.assert_answered(step, what))
+            what = f"turn {number}, {shorten_text(text)!r}"
+            steps.append(self._require_answer(step, what))
             if steps[-1].done:
                 return steps
             state = steps[-1].state
@@ -164,32 +128,12 @@ class _EpisodeCase:
             AssertionError: the environment failed.
         """
         (state,) = host.reset([(self.episode.problem, _SEED)])
-        return self.assert_answered(state, "its reset")
+        return self._require_answer(state, "its reset")
 
-    def assert_answered(self, answer: Any, what: str) -> Any:
-        """Returns what a worker answered.
-
-        Raises:
-            AssertionError: the environment failed.
-        """
+    def _require_answer(self, answer: Any, what: str) -> Any:
         hint = "" if self.environment.examples else "; give it examples, with a problem to play"
         assert not isinstance(answer, HostFault), f"{self}: {what}: {answer.reason}{hint}"
         return answer
-
-    def __str__(self) -> str:
-        return f"'{self.episode.name}'"
-
-
-def _shorten_turn_text(text: str) -> str:
-    return repr(text if len(text) <= 60 else text[:59] + "…")
-
-
-def _build_first_environment(subject: Subject) -> Any:
-    """The instance itself, or the class with the options of its first example."""
-    examples = getattr(subject, "examples", ())
-    if isinstance(subject, Plugin) or not examples:
-        return build_subject_plugin(subject)
-    return build_subject_plugin(subject, examples[0].options)
 
 
 def _build_example_cases(subject: Subject) -> list[_EpisodeCase]:
@@ -200,18 +144,20 @@ def _build_example_cases(subject: Subject) -> list[_EpisodeCase]:
     ]
 
 
-def _build_episode_cases(subject: Subject, extra_problems: _Given) -> list[_EpisodeCase]:
+def _build_episode_cases(
+    subject: Subject, problems: Sequence[Mapping[str, Any]] | None
+) -> list[_EpisodeCase]:
     """The examples, plus ordinary turns on the problems; an empty problem if there is neither."""
-    examples = _build_example_cases(subject)
+    cases = _build_example_cases(subject)
     if isinstance(subject, Environment):
-        examples = [replace(case, environment=subject) for case in examples]
-    problems = extra_problems if extra_problems is not None else () if examples else ({},)
-    plugin = _build_first_environment(subject)
-    ordinary = (
-        Episode(name=f"problem {n}", problem=problem, turns=_ORDINARY, kinds=())
-        for n, problem in enumerate(problems)
-    )
-    return [*examples, *(_EpisodeCase(plugin, episode) for episode in ordinary)]
+        cases = [replace(case, environment=subject) for case in cases]
+    plugin = build_first_plugin(subject)
+    if problems is None:
+        problems = () if cases else ({},)
+    for number, problem in enumerate(problems):
+        episode = Episode(name=f"problem {number}", problem=problem, turns=_ORDINARY, kinds=())
+        cases.append(_EpisodeCase(plugin, episode))
+    return cases
 
 
 class _WatchedEnvironment:
@@ -219,17 +165,8 @@ class _WatchedEnvironment:
 
     def __init__(self, environment: Environment) -> None:
         self.environment = environment
-
-    @property
-    def kinds(self) -> tuple[str, ...]:
-        return self.environment.kinds
-
-    @property
-    def replayable(self) -> bool:
-        return self.environment.replayable
-
-    def release(self, state: Any) -> None:
-        self.environment.release(state)
+        self.kinds, self.replayable = environment.kinds, environment.replayable
+        self.release = environment.release
 
     def reset(self, problem: Mapping[str, Any], seed: int) -> Any:
         """Calls the environment's `reset`.
@@ -270,19 +207,25 @@ def _drop_state(step: Step) -> Step:
 # Checks -------------------------------------------------------------------------------------------
 
 
-def _check_step_answers(subject: Subject, extra_problems: _Given) -> None:
-    for case in _build_episode_cases(subject, extra_problems):
-        case.play_episode()
+@_promise(
+    "returns a Step",
+    "return a Step whose kind is one of `kinds`, with text as observation, plain JSON as info, and "
+    "a state of plain values",
+)
+def _check_step_answers(_: Subject, cases: list[_EpisodeCase]) -> None:
+    for case in cases:
+        case.play()
 
 
-def _check_environment_examples(subject: Subject, extra_problems: _Given) -> None:
+@_promise("matches its examples", "the environment is wrong, or the example is")
+def _check_environment_examples(subject: Subject, _: list[_EpisodeCase]) -> None:
     cases = _build_example_cases(subject)
     if not cases:
         raise SkipTest("it has none; give it at least a gold, a poor and a hostile one")
     names = [case.episode.name for case in cases]
     assert len(set(names)) == len(names), f"two examples have one name: {sorted(names)}"
     for case in cases:
-        steps, promised = case.play_episode(), case.episode
+        steps, promised = case.play(), case.episode
         kinds = tuple(step.kind for step in steps)
         assert kinds == promised.kinds, f"{case} has turns {kinds}, not {promised.kinds}"
         ended = steps[-1].done
@@ -292,38 +235,53 @@ def _check_environment_examples(subject: Subject, extra_problems: _Given) -> Non
         assert not promised.observations or observations == promised.observations, message
 
 
-def _require_replayable(subject: Subject) -> None:
-    if not _build_first_environment(subject).replayable:
-        raise SkipTest("it is not replayable")
-
-
-def _check_environment_determinism(subject: Subject, extra_problems: _Given) -> None:
-    _require_replayable(subject)
-    for cases in _group_by_options(_build_episode_cases(subject, extra_problems)):
-        first, second = ([case.play_episode() for case in cases] for _ in range(2))
-        with open_environment_host(cases[0].environment, fresh=True) as host:
-            third = [case.play_on(host) for case in cases[::-1]][::-1]
+@_promise(
+    "repeats its steps",
+    "depend on the state, the action and the options alone: no clock, no random numbers but from "
+    "the seed of `reset`, nothing kept between calls",
+)
+def _check_environment_determinism(_: Subject, cases: list[_EpisodeCase]) -> None:
+    _require_replayable(cases)
+    for group in _group_by_options(cases):
+        first, second = ([case.play() for case in group] for _ in range(2))
+        with open_environment_host(group[0].environment, fresh=True) as host:
+            third = [case.play_on(host) for case in group[::-1]][::-1]
         for name, others in (("the second time", second), ("in another process", third)):
-            for case, steps, other in zip(cases, first, others, strict=True):
+            for case, steps, other in zip(group, first, others, strict=True):
                 same = [_drop_state(s) for s in steps] == [_drop_state(s) for s in other]
                 assert same, f"{case}: different steps {name}"
 
 
-def _check_states_unchanged(subject: Subject, extra_problems: _Given) -> None:
-    _require_replayable(subject)
-    for case in _build_episode_cases(subject, extra_problems):
-        case.play_episode(watched=True)
+@_promise(
+    "does not modify states",
+    "return a changed copy as the next state: `dataclasses.replace(state, ...)`",
+)
+def _check_states_unchanged(_: Subject, cases: list[_EpisodeCase]) -> None:
+    _require_replayable(cases)
+    for case in cases:
+        case.play(watched=True)
 
 
-def _check_hostile_actions(subject: Subject, extra_problems: _Given) -> None:
-    for case, *_ in _group_by_options(_build_episode_cases(subject, extra_problems)):
+def _require_replayable(cases: list[_EpisodeCase]) -> None:
+    if not cases[0].environment.replayable:
+        raise SkipTest("it is not replayable")
+
+
+@_promise(
+    "tolerates hostile text",
+    "what a model writes is never an error: answer it with a kind of its own, in linear time",
+)
+def _check_hostile_actions(_subject: Subject, cases: list[_EpisodeCase]) -> None:
+    for case, *_ in _group_by_options(cases):
         with open_environment_host(case.environment) as host:
             state = case.begin_on(host)
-            actions = [
-                (label, action)
-                for label, text in _HOSTILE.items()
-                for action in _build_hostile_actions(case, text)
-            ]
+            actions = []
+            for label, text in _HOSTILE.items():
+                plain = case.action(1, text)
+                within = dict.fromkeys(case.episode.spans, text)
+                actions.append((label, plain))
+                actions.append((label, replace(plain, spans=within, finish_reason="length")))
+                actions.append((label, replace(plain, spans={}, forced=True)))
             # One that is not replayable does not go back to its first state.
             branches = case.environment.replayable
             firsts = [state if branches else case.begin_on(host) for _ in actions]
@@ -341,24 +299,21 @@ def _check_hostile_actions(subject: Subject, extra_problems: _Given) -> None:
             host.release([state, *(s.state for s in afterwards if isinstance(s, Step))])
 
 
-def _check_both_players(subject: Subject, extra_problems: _Given) -> None:
-    if not _build_first_environment(subject).self_play:
+@_promise(
+    "plays both players",
+    "with an `Action.player`, take the turn of that player, and name the next one in "
+    "`Step.player`; the first observation of player 1 is its prompt",
+)
+def _check_both_players(subject: Subject, _: list[_EpisodeCase]) -> None:
+    if not build_first_plugin(subject).self_play:
         raise SkipTest("it has one player: its `self_play` is False")
     cases = [case for case in _build_example_cases(subject) if case.episode.self_play]
     if not cases:
         raise SkipTest("no example is a game of both players: give it one with `self_play=True`")
     for case in cases:
-        seconds = [s.observation for s in case.play_episode() if s.player == 1 and not s.done]
+        seconds = [s.observation for s in case.play() if s.player == 1 and not s.done]
         assert seconds, f"{case}: player 1 never has a turn"
         assert seconds[0], f"{case}: player 1 reads nothing before its first turn"
-
-
-def _build_hostile_actions(case: _EpisodeCase, text: str) -> Iterator[Action]:
-    """Yields the text as a turn: as is, inside every span, and as a forced answer."""
-    plain = case.action(1, text)
-    yield plain
-    yield replace(plain, spans=dict.fromkeys(case.episode.spans, text), finish_reason="length")
-    yield replace(plain, spans={}, forced=True)
 
 
 def _group_by_options(cases: Sequence[_EpisodeCase]) -> list[list[_EpisodeCase]]:

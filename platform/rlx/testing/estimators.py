@@ -5,7 +5,6 @@ Bind the options of a plain function first: `check_estimator(functools.partial(m
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from typing import Any
 from unittest import SkipTest
 
@@ -16,13 +15,13 @@ from rlx.batch import NO_TURN
 from rlx.credit import Credit, CreditInputs, place_rewards
 from rlx.discovery import list_needed_streams
 from rlx.plugin import Estimator as EstimatorPlugin
-from rlx.plugin import Plugin
 from rlx.spec import TurnProportional
 from rlx.testing.promise import (
     PromiseCheck,
+    Promises,
     bind_subject,
     build_subject_plugin,
-    common_checks,
+    is_plugin,
     run_checks,
 )
 from rlx_registry import STREAMS, TokenStream
@@ -33,6 +32,7 @@ _SEEDS = range(5)
 _GROUP_SIZES = (4, 2, 5, 3, 12, 1)
 """Answers per prompt: unequal, a group of one, and a group large enough to round its mean."""
 _LENGTH, _TURNS = 7, 3
+_promise = Promises()
 
 
 def example_inputs(seed: int = 0, *, dtype: torch.dtype = torch.float32) -> CreditInputs:
@@ -55,10 +55,20 @@ def example_inputs(seed: int = 0, *, dtype: torch.dtype = torch.float32) -> Cred
     present[:answers] = torch.tensor([True, False, False])
     present[answers:, 0] = False
     rewards = torch.randn(rows, _TURNS, generator=rng, dtype=dtype)
-    turn_ids = _turn_ids(levels, rng)
+    # A prompt, then turn 1 for answers, turns 2 and 3 for confidences, then padding.
+    position = torch.arange(_LENGTH)
+    start, stop = (
+        torch.randint(*ends, (len(levels), 1), generator=rng) for ends in ((1, 3), (4, 8))
+    )
+    number = 1 + levels[:, None] * (1 + (position > 3).long())
+    turn_ids = torch.where((position >= start) & (position < stop), number, NO_TURN)
     turn_rewards = torch.where(present, rewards, 0.0)
     tree_ids = torch.cat([trees, trees[has_confidences].repeat_interleave(below)])
     has_turn = torch.stack([(turn_ids == k + 1).any(dim=1) for k in range(_TURNS)], dim=1)
+    named = torch.Generator().manual_seed(seed)  # three, some of them absent, of several scales
+    named_rewards = torch.randn(rows, 3, generator=named, dtype=dtype) * torch.tensor([1, 10, 1])
+    is_absent = torch.rand(rows, 3, generator=named) < 0.2
+    named_rewards = named_rewards.masked_fill(is_absent, torch.nan)
     inputs = CreditInputs(
         turn_rewards=turn_rewards,
         turn_present=present,
@@ -71,7 +81,7 @@ def example_inputs(seed: int = 0, *, dtype: torch.dtype = torch.float32) -> Cred
         tree_ids=tree_ids,
         state_ids=torch.where(has_turn, torch.randint(0, 3, (rows, _TURNS), generator=rng), -1),
         labels=(torch.arange(rows) % 2).to(dtype),
-        named_rewards=_draw_named_rewards(rows, seed, dtype),
+        named_rewards=named_rewards,
         reward_weights=(1.0, 0.5, 0.0),
         streams={
             stream.name: _draw_stream(stream, tree_ids, turn_ids, rng, dtype)
@@ -79,14 +89,7 @@ def example_inputs(seed: int = 0, *, dtype: torch.dtype = torch.float32) -> Cred
             if stream.is_output
         },
     )
-    return _select_input_rows(_fill_token_rewards(inputs), torch.randperm(rows, generator=rng))
-
-
-def _draw_named_rewards(rows: int, seed: int, dtype: torch.dtype) -> Tensor:
-    """`[B, 3]` some of them absent, on different scales."""
-    rng = torch.Generator().manual_seed(seed)
-    values = torch.randn(rows, 3, generator=rng, dtype=dtype) * torch.tensor([1, 10, 1])
-    return values.masked_fill(torch.rand(rows, 3, generator=rng) < 0.2, torch.nan)
+    return select_input_rows(_fill_token_rewards(inputs), torch.randperm(rows, generator=rng))
 
 
 def _draw_stream(
@@ -113,14 +116,7 @@ def _fill_token_rewards(inputs: CreditInputs) -> CreditInputs:
     return replace(inputs, token_rewards=placed.token_rewards)
 
 
-def _turn_ids(levels: Tensor, rng: torch.Generator) -> Tensor:
-    """`[B, T]`: a prompt, then turn 1 for answers, turns 2 and 3 for confidences, then padding."""
-    position = torch.arange(_LENGTH)
-    start, stop = (
-        torch.randint(*ends, (len(levels), 1), generator=rng) for ends in ((1, 3), (4, 8))
-    )
-    number = 1 + levels[:, None] * (1 + (position > 3).long())
-    return torch.where((position >= start) & (position < stop), number, NO_TURN)
+# Checks ------------------------------------------------------------------------------------------
 
 
 def check_estimator(estimator: Any) -> None:
@@ -135,61 +131,18 @@ def check_estimator(estimator: Any) -> None:
 
 def estimator_checks() -> tuple[PromiseCheck, ...]:
     """Returns the checks for estimators. One that needs other inputs than these is skipped."""
-    own: tuple[tuple[str, str, Callable[[Estimator, CreditInputs], None]], ...] = (
-        ("keeps shape and dtype", "return `[B, T]` as the rewards are", _check_advantage_shape),
-        ("does not modify its inputs", "change no tensor in place", _check_inputs_unchanged),
-        (
-            "is finite, and zero outside the mask",
-            "select by `torch.where(mask, ..., 0)`; add an epsilon before dividing",
-            _check_masked_advantages,
-        ),
-        (
-            "gives zero for equal rewards",
-            "compare a group's largest score with its smallest, not with the mean",
-            _check_equal_rewards,
-        ),
-        (
-            "ignores values outside the mask",
-            "select by `torch.where(mask, x, 0)`; a product with the mask keeps NaN",
-            _check_outside_ignored,
-        ),
-        (
-            "ignores row order",
-            "compare rows by `group_ids`, never by position",
-            _check_estimator_row_order,
-        ),
-        (
-            "ignores the values of ids",
-            "ids only say which rows belong together",
-            _check_id_renaming,
-        ),
-        (
-            "ignores padding",
-            "count tokens by the mask, turns by `turn_present`",
-            _check_estimator_padding,
-        ),
-        (
-            "ignores absent rewards",
-            "read `turn_rewards` only where `turn_present`: absent is not zero",
-            _check_estimator_absent_rewards,
-        ),
-    )
-    return (
-        *common_checks(),
-        *(
-            PromiseCheck(name, help_, partial(_run_estimator_examples, run))
-            for name, help_, run in own
-        ),
-    )
+    return _promise.build_checks(_run_on_examples)
 
 
-def _run_estimator_examples(run: Callable[[Estimator, CreditInputs], None], subject: Any) -> None:
-    is_plugin = isinstance(subject, type | Plugin)
-    wanted = {*(list_needed_streams(subject) if is_plugin else ())}
-    if lacking := wanted - _get_input_tensors(example_inputs()).keys():
-        raise SkipTest(f"it needs {', '.join(sorted(lacking))}, which no example here has")
-    if run is _check_equal_rewards and is_plugin and not _compares_rows(subject):
-        raise SkipTest("it does not compare rows with each other")
+def _run_on_examples(run: Callable[[Estimator, CreditInputs], None], subject: Any) -> None:
+    if is_plugin(subject):
+        wanted = {*list_needed_streams(subject)}
+        if lacking := wanted - _get_input_tensors(example_inputs()).keys():
+            raise SkipTest(f"it needs {', '.join(sorted(lacking))}, which no example here has")
+        plugin: EstimatorPlugin = build_subject_plugin(subject)
+        reads_rows = not plugin.needs and plugin.reading() != "token_rewards"
+        if run is _check_equal_rewards and not reads_rows:
+            raise SkipTest("it does not compare rows with each other")
     function = bind_subject(subject)
 
     def compute_advantages(inputs: CreditInputs) -> Tensor:
@@ -201,18 +154,14 @@ def _run_estimator_examples(run: Callable[[Estimator, CreditInputs], None], subj
             run(compute_advantages, example_inputs(seed, dtype=dtype))
 
 
-def _compares_rows(subject: Any) -> bool:
-    """Whether an estimator reads nothing but the rewards of rows."""
-    plugin: EstimatorPlugin = build_subject_plugin(subject)
-    return not plugin.needs and plugin.reading() != "token_rewards"
-
-
+@_promise("keeps shape and dtype", "return `[B, T]` as the rewards are")
 def _check_advantage_shape(estimator: Estimator, inputs: CreditInputs) -> None:
     advantages = estimator(inputs)
     assert advantages.shape == inputs.mask.shape, "changed the shape [B, T]"
     assert advantages.dtype == inputs.turn_rewards.dtype, "changed the dtype of the rewards"
 
 
+@_promise("does not modify its inputs", "change no tensor in place")
 def _check_inputs_unchanged(estimator: Estimator, inputs: CreditInputs) -> None:
     before = {name: tensor.clone() for name, tensor in _get_input_tensors(inputs).items()}
     estimator(inputs)
@@ -221,6 +170,10 @@ def _check_inputs_unchanged(estimator: Estimator, inputs: CreditInputs) -> None:
         assert same.all(), f"wrote into its input {name}"
 
 
+@_promise(
+    "is finite, and zero outside the mask",
+    "select by `torch.where(mask, ..., 0)`; add an epsilon before dividing",
+)
 def _check_masked_advantages(estimator: Estimator, inputs: CreditInputs) -> None:
     advantages = estimator(inputs)
     assert advantages.isfinite().all(), "is not finite although every reward is"
@@ -228,6 +181,10 @@ def _check_masked_advantages(estimator: Estimator, inputs: CreditInputs) -> None
     assert not leaked.any(), "gave advantage to a token outside the mask"
 
 
+@_promise(
+    "gives zero for equal rewards",
+    "compare a group's largest score with its smallest, not with the mean",
+)
 def _check_equal_rewards(estimator: Estimator, inputs: CreditInputs) -> None:
     """Uses 0.7 in float32: the sum of n times 0.7, divided by n, is not exactly 0.7."""
     answers = torch.tensor([True, *[False] * (_TURNS - 1)])
@@ -241,32 +198,41 @@ def _check_equal_rewards(estimator: Estimator, inputs: CreditInputs) -> None:
         named_rewards=torch.full((len(present), 2), 0.7).to(inputs.turn_rewards),
         reward_weights=(1.0, 0.3),
     )
-    equal = _fill_token_rewards(equal)
     _, slot, size = inputs.group_ids.unique(return_inverse=True, return_counts=True)
-    advantages = estimator(equal)[size[slot] > 1]
+    advantages = estimator(_fill_token_rewards(equal))[size[slot] > 1]
     assert (advantages == 0).all(), "did not give exactly 0 in a group of equal rewards"
 
 
+@_promise(
+    "ignores values outside the mask",
+    "select by `torch.where(mask, x, 0)`; a product with the mask keeps NaN",
+)
 def _check_outside_ignored(estimator: Estimator, inputs: CreditInputs) -> None:
-    poisoned = replace(
-        inputs,
-        token_rewards=torch.where(inputs.mask, inputs.token_rewards, torch.nan),
-        streams={
-            name: torch.where(inputs.mask, tensor, torch.nan) if _is_token_figure(name) else tensor
-            for name, tensor in inputs.streams.items()
-        },
-    )
-    _assert_same_values(
-        estimator(poisoned), estimator(inputs), "depends on values outside the mask"
-    )
+    def poison(tensor: Tensor) -> Tensor:
+        return torch.where(inputs.mask, tensor, torch.nan)
+
+    streams = {
+        name: poison(tensor) if _is_token_figure(STREAMS[name]) else tensor
+        for name, tensor in inputs.streams.items()
+    }
+    poisoned = replace(inputs, token_rewards=poison(inputs.token_rewards), streams=streams)
+    complaint = "depends on values outside the mask"
+    _assert_same_values(estimator(poisoned), estimator(inputs), complaint)
 
 
+def _is_token_figure(stream: TokenStream) -> bool:
+    """Whether a stream has a figure per token, which outside the mask may be anything."""
+    return stream.shape == "[B, T]" and stream.dtype == "float32"
+
+
+@_promise("ignores row order", "compare rows by `group_ids`, never by position")
 def _check_estimator_row_order(estimator: Estimator, inputs: CreditInputs) -> None:
     order = torch.randperm(len(inputs.mask), generator=torch.Generator().manual_seed(1))
-    actual, expected = estimator(_select_input_rows(inputs, order)), estimator(inputs)[order]
+    actual, expected = estimator(select_input_rows(inputs, order)), estimator(inputs)[order]
     _assert_same_values(actual, expected, "depends on the order of rows")
 
 
+@_promise("ignores the values of ids", "ids only say which rows belong together")
 def _check_id_renaming(estimator: Estimator, inputs: CreditInputs) -> None:
     renamed = replace(
         inputs, group_ids=10**12 - 7 * inputs.group_ids, tree_ids=3 - 5 * inputs.tree_ids
@@ -274,49 +240,35 @@ def _check_id_renaming(estimator: Estimator, inputs: CreditInputs) -> None:
     _assert_same_values(estimator(renamed), estimator(inputs), "depends on the ids of groups")
 
 
+@_promise("ignores padding", "count tokens by the mask, turns by `turn_present`")
 def _check_estimator_padding(estimator: Estimator, inputs: CreditInputs) -> None:
-    padded = replace(
-        inputs,
-        mask=_pad_input_tensor(inputs.mask, False),
-        turn_ids=_pad_input_tensor(inputs.turn_ids, NO_TURN),
-        token_rewards=_pad_input_tensor(inputs.token_rewards, 0.0),
-        streams={
-            name: _pad_input_tensor(tensor, 0.0 if tensor.is_floating_point() else -1)
-            if STREAMS[name].shape == "[B, T]"
-            else tensor
-            for name, tensor in inputs.streams.items()
-        },
-    )
+    wide, expected = estimator(pad_inputs(inputs)), estimator(inputs)
+    _assert_same_values(wide[:, :_LENGTH], expected, "depends on padding on the right")
+    assert (wide[:, _LENGTH:] == 0).all(), "gave advantage to padding"
     more_turns = replace(
         inputs,
-        turn_rewards=_pad_input_tensor(inputs.turn_rewards, 0.0),
-        turn_present=_pad_input_tensor(inputs.turn_present, False),
-        state_ids=_pad_input_tensor(inputs.state_ids, -1),
+        turn_rewards=_pad_tensor(inputs.turn_rewards, 0.0),
+        turn_present=_pad_tensor(inputs.turn_present, False),
+        state_ids=_pad_tensor(inputs.state_ids, -1),
     )
-    expected = estimator(inputs)
-    _assert_same_values(estimator(padded)[:, :_LENGTH], expected, "depends on padding on the right")
-    assert (estimator(padded)[:, _LENGTH:] == 0).all(), "gave advantage to padding"
-    _assert_same_values(
-        estimator(more_turns), expected, "depends on how many turns other rows have"
-    )
+    complaint = "depends on how many turns other rows have"
+    _assert_same_values(estimator(more_turns), expected, complaint)
 
 
+@_promise(
+    "ignores absent rewards",
+    "read `turn_rewards` only where `turn_present`: absent is not zero",
+)
 def _check_estimator_absent_rewards(estimator: Estimator, inputs: CreditInputs) -> None:
-    poisoned = replace(
-        inputs, turn_rewards=torch.where(inputs.turn_present, inputs.turn_rewards, torch.nan)
-    )
-    _assert_same_values(
-        estimator(poisoned), estimator(inputs), "depends on the reward of an absent turn"
-    )
+    actual = estimator(poison_absent_rewards(inputs))
+    _assert_same_values(actual, estimator(inputs), "depends on the reward of an absent turn")
 
 
 def _assert_same_values(actual: Tensor, expected: Tensor, complaint: str) -> None:
     torch.testing.assert_close(actual, expected, msg=complaint)
 
 
-def _is_token_figure(name: str) -> bool:
-    """Whether a stream has a figure per token, which outside the mask may be anything."""
-    return STREAMS[name].shape == "[B, T]" and STREAMS[name].dtype == "float32"
+# Changed inputs ----------------------------------------------------------------------------------
 
 
 def _get_input_tensors(inputs: CreditInputs) -> dict[str, Tensor]:
@@ -324,12 +276,35 @@ def _get_input_tensors(inputs: CreditInputs) -> dict[str, Tensor]:
     return {**own, **inputs.streams}
 
 
-def _select_input_rows(inputs: CreditInputs, which: Tensor) -> CreditInputs:
+def select_input_rows(inputs: CreditInputs, which: Tensor) -> CreditInputs:
+    """Returns some rows, or all in another order."""
     chosen = {name: tensor[which] for name, tensor in _get_input_tensors(inputs).items()}
     streams = {name: chosen.pop(name) for name in inputs.streams}
     parts: dict[str, Any] = {**chosen, "streams": streams}
     return replace(inputs, **parts)
 
 
-def _pad_input_tensor(tensor: Tensor, fill: float) -> Tensor:
+def pad_inputs(inputs: CreditInputs) -> CreditInputs:
+    """Returns the same rows with two more tokens of padding on the right."""
+    return replace(
+        inputs,
+        mask=_pad_tensor(inputs.mask, False),
+        turn_ids=_pad_tensor(inputs.turn_ids, NO_TURN),
+        token_rewards=_pad_tensor(inputs.token_rewards, 0.0),
+        streams={
+            name: _pad_tensor(tensor, 0.0 if tensor.is_floating_point() else -1)
+            if STREAMS[name].shape == "[B, T]"
+            else tensor
+            for name, tensor in inputs.streams.items()
+        },
+    )
+
+
+def _pad_tensor(tensor: Tensor, fill: float) -> Tensor:
     return torch.cat([tensor, torch.full_like(tensor[:, :2], fill)], dim=1)
+
+
+def poison_absent_rewards(inputs: CreditInputs) -> CreditInputs:
+    """Returns the same inputs, with NaN as the reward of every absent turn."""
+    rewards = torch.where(inputs.turn_present, inputs.turn_rewards, torch.nan)
+    return replace(inputs, turn_rewards=rewards)

@@ -1,4 +1,4 @@
-"""The checks that apply to every kind of plugin, and those of samplers and launchers.
+"""The checks that apply to every kind of plugin, and those of samplers, launchers and trackers.
 
 A plugin's code runs in separate processes, which may hang or die.
 
@@ -31,6 +31,10 @@ from rlx.reward import JobOutcome, RewardJob, RewardPool, host_environment
 from rlx.rollout import EnvironmentHost
 from rlx.spec import EnvironmentRolloutSpec, EnvironmentUse, PluginUse, RunnerSpec
 from rlx.spec.reading import explain_validation_error
+
+HEAVY = ("torch", "transformers", "vllm", "deepspeed", "mlflow")
+"""Modules that only a plugin's implementation may import: `rlx validate` imports every plugin."""
+Subject = type[Plugin] | Plugin
 
 _SECONDS = 30.0
 _PROBE = """
@@ -73,27 +77,39 @@ def first_import(module: str, name: str) -> ImportReport:
             errors="replace",
             timeout=_SECONDS,
         )
+        modules, raised = json.loads(done.stdout.splitlines()[-1])
     except subprocess.TimeoutExpired:
         return ImportReport(died=f"did not end in {_SECONDS:g} s")
-    try:
-        modules, raised = json.loads(done.stdout.splitlines()[-1])
     except (ValueError, IndexError):
         return ImportReport(died=f"ended its process with exit code {done.returncode}")
     return ImportReport(frozenset(modules), raised)
 
 
-# Process pools -----------------------------------------------------------------------------------
-_kept: dict[str, tuple[tuple[str, ...], ProcessPool | RewardPool]] = {}
+# Processes ---------------------------------------------------------------------------------------
+_kept: dict[type, tuple[tuple[str, ...], Any]] = {}
 """One pool of each kind, reused while `sys.path` is unchanged: processes are slow to start."""
 
 
-def _get_kept_pool(sort: str, start: Callable[[], Any]) -> Any:
+@contextmanager
+def _open_pool(kind: type, fresh: bool) -> Iterator[Any]:
+    """A pool with one process, newly started or kept."""
     path = tuple(sys.path)
-    if sort in _kept and _kept[sort][0] != path:
-        _stop_pool(_kept.pop(sort)[1])
-    if sort not in _kept:
-        _kept[sort] = (path, start())
-    return _kept[sort][1]
+    if kind in _kept and _kept[kind][0] != path:
+        _stop_pool(_kept.pop(kind)[1])
+    if fresh or kind not in _kept:
+        if kind is RewardPool:
+            pool: Any = RewardPool(workers=1, memory_mb=RunnerSpec().reward_memory_mb)
+        else:
+            pool = ProcessPool(max_workers=1, context=multiprocessing.get_context("spawn"))
+        if not fresh:
+            _kept[kind] = (path, pool)
+    else:
+        pool = _kept[kind][1]
+    try:
+        yield pool
+    finally:
+        if fresh:
+            _stop_pool(pool)
 
 
 def _stop_pool(pool: ProcessPool | RewardPool) -> None:
@@ -110,14 +126,6 @@ def _end_all() -> None:
         _stop_pool(_kept.popitem()[1][1])
 
 
-def _process_pool() -> ProcessPool:
-    return ProcessPool(max_workers=1, context=multiprocessing.get_context("spawn"))
-
-
-def _reward_pool() -> RewardPool:
-    return RewardPool(workers=1, memory_mb=RunnerSpec().reward_memory_mb)
-
-
 def run_in_subprocess(function: Callable[..., Any], *arguments: Any, fresh: bool = False) -> Any:
     """Returns the result of `function(*arguments)` in another process.
 
@@ -129,18 +137,15 @@ def run_in_subprocess(function: Callable[..., Any], *arguments: Any, fresh: bool
     Raises:
         AssertionError: it raised, hung, or ended its process; the message says which.
     """
-    pool = _process_pool() if fresh else _get_kept_pool("any", _process_pool)
-    try:
-        return pool.schedule(function, args=arguments, timeout=_SECONDS).result()
-    except TimeoutError:
-        raise AssertionError(f"did not end in {_SECONDS:g} s") from None
-    except (ProcessExpired, BrokenExecutor) as error:
-        raise AssertionError(f"ended its process: {error}") from None
-    except Exception as error:
-        raise AssertionError(f"raised {type(error).__name__}: {error}") from error
-    finally:
-        if fresh:
-            _stop_pool(pool)
+    with _open_pool(ProcessPool, fresh) as pool:
+        try:
+            return pool.schedule(function, args=arguments, timeout=_SECONDS).result()
+        except TimeoutError:
+            raise AssertionError(f"did not end in {_SECONDS:g} s") from None
+        except (ProcessExpired, BrokenExecutor) as error:
+            raise AssertionError(f"ended its process: {error}") from None
+        except Exception as error:
+            raise AssertionError(f"raised {type(error).__name__}: {error}") from error
 
 
 def score_jobs(jobs: Sequence[RewardJob], *, fresh: bool = False) -> list[JobOutcome]:
@@ -150,8 +155,9 @@ def score_jobs(jobs: Sequence[RewardJob], *, fresh: bool = False) -> list[JobOut
         jobs: calls of rewards.
         fresh: use a newly started worker.
     """
-    with _open_reward_pool(fresh) as pool:
-        return pool.score(jobs)
+    with _open_pool(RewardPool, fresh) as pool:
+        outcomes: list[JobOutcome] = pool.score(jobs)
+        return outcomes
 
 
 @contextmanager
@@ -164,24 +170,13 @@ def open_environment_host(
         environment: the plugin.
         fresh: use a newly started worker.
     """
-    with _open_reward_pool(fresh) as pool:
+    with _open_pool(RewardPool, fresh) as pool:
         rollout = EnvironmentRolloutSpec(environment=EnvironmentUse(plugin="environment"))
         limits = rollout.resolve_limits(replayable=environment.replayable)
         yield host_environment(environment, pool, limits)
 
 
-@contextmanager
-def _open_reward_pool(fresh: bool) -> Iterator[RewardPool]:
-    if not fresh:
-        yield _get_kept_pool("reward", _reward_pool)
-        return
-    with _reward_pool() as pool:
-        yield pool
-
-
-HEAVY = ("torch", "transformers", "vllm", "deepspeed", "mlflow")
-"""Modules that only a plugin's implementation may import: `rlx validate` imports every plugin."""
-Subject = type[Plugin] | Plugin
+# Promises ----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,6 +206,31 @@ class PromiseCheck:
         self.run(subject)
 
 
+class Promises:
+    """The promises of a kind of plugin, in order. Calling it decorates the function of a check."""
+
+    def __init__(self) -> None:
+        self._own: list[tuple[str, str, Callable[..., None]]] = []
+
+    def __call__(self, name: str, help: str) -> Callable[[Any], Any]:
+        """Adds a promise; see `PromiseCheck`."""
+
+        def add(run: Callable[..., None]) -> Callable[..., None]:
+            self._own.append((name, help, run))
+            return run
+
+        return add
+
+    def build_checks(self, call: Callable[[Any, Any], None]) -> tuple[PromiseCheck, ...]:
+        """Returns the checks of every kind of plugin, then these.
+
+        Args:
+            call: runs a function with what it takes: `call(function, subject)`.
+        """
+        own = (PromiseCheck(name, help_, partial(call, run)) for name, help_, run in self._own)
+        return (*common_checks(), *own)
+
+
 def run_checks(checks: Iterable[PromiseCheck], subject: Any) -> None:
     """Runs checks in order, skipping those that do not apply.
 
@@ -224,6 +244,14 @@ def run_checks(checks: Iterable[PromiseCheck], subject: Any) -> None:
             continue
         except AssertionError as error:
             raise AssertionError(f"{check}: {error}") from error
+
+
+def shorten_text(text: str) -> str:
+    """A text for a message, cut off after 60 characters."""
+    return text if len(text) <= 60 else text[:59] + "…"
+
+
+# Plugins -----------------------------------------------------------------------------------------
 
 
 def build_subject_plugin(subject: Subject, options: Mapping[str, Any] | None = None) -> Any:
@@ -260,6 +288,14 @@ def build_subject_plugin(subject: Subject, options: Mapping[str, Any] | None = N
     return plugin.with_inner(inner) if inner else plugin
 
 
+def build_first_plugin(subject: Subject) -> Any:
+    """Returns the instance itself, or the class with the options of its first example."""
+    examples = getattr(subject, "examples", ())
+    return build_subject_plugin(
+        subject, examples[0].options if examples and isinstance(subject, type) else None
+    )
+
+
 def bind_subject(subject: Any) -> Callable[..., Any]:
     """Returns the implementation that a plugin names, with its options bound; a function unchanged.
 
@@ -286,14 +322,16 @@ def _get_plugin_class(subject: Subject) -> type[Plugin]:
     return subject if isinstance(subject, type) else type(subject)
 
 
-def common_checks(
-    make_one: Callable[[Any], Any] = build_subject_plugin,
-) -> tuple[PromiseCheck, ...]:
-    """Returns the checks that apply to every kind of plugin.
+def required_options(cls: type[Plugin]) -> list[str]:
+    """Options without a default, by their YAML names."""
+    return [f.alias or name for name, f in cls.model_fields.items() if f.is_required()]
 
-    Args:
-        make_one: builds an instance of a plugin class.
-    """
+
+# Checks ------------------------------------------------------------------------------------------
+
+
+def common_checks() -> tuple[PromiseCheck, ...]:
+    """Returns the checks that apply to every kind of plugin."""
     return (
         PromiseCheck(
             "imports no heavy package",
@@ -308,25 +346,9 @@ def common_checks(
         PromiseCheck(
             "keeps its options through JSON",
             "annotate options with plain types, and give defaults of just those types",
-            partial(_check_json_options, make_one=make_one),
+            _check_json_options,
         ),
     )
-
-
-def implementation_check(form: str) -> PromiseCheck:
-    """Returns the check that what a plugin names in `implementation` can be imported."""
-    return PromiseCheck(
-        "names an implementation that can be imported",
-        f"set `implementation` to '{form}'",
-        _check_implementation,
-    )
-
-
-def _check_implementation(subject: Subject) -> None:
-    try:
-        import_implementation(build_subject_plugin(subject).implementation)
-    except RlxError as error:
-        raise AssertionError(str(error)) from error
 
 
 def _check_import(subject: Subject) -> None:
@@ -344,9 +366,9 @@ def _check_docstring(subject: Subject) -> None:
     assert (cls.__doc__ or "").strip(), f"{cls.__name__} has no docstring"
 
 
-def _check_json_options(subject: Subject, make_one: Callable[[Any], Any]) -> None:
+def _check_json_options(subject: Subject) -> None:
     _get_plugin_class(subject)
-    plugin = make_one(subject)
+    plugin = build_first_plugin(subject)
     written = plugin.model_dump_json(by_alias=True, warnings=False)
     try:
         again = type(plugin).model_validate_json(written, strict=True)
@@ -359,9 +381,20 @@ def _check_json_options(subject: Subject, make_one: Callable[[Any], Any]) -> Non
     assert one == other, f"{written} is read back as {again!r}"
 
 
-def required_options(cls: type[Plugin]) -> list[str]:
-    """Options without a default, by their YAML names."""
-    return [f.alias or name for name, f in cls.model_fields.items() if f.is_required()]
+def _check_implementation(subject: Subject) -> None:
+    try:
+        import_implementation(build_subject_plugin(subject).implementation)
+    except RlxError as error:
+        raise AssertionError(str(error)) from error
+
+
+def _build_settings_checks(form: str) -> tuple[PromiseCheck, ...]:
+    """The checks of settings that name an implementation of this form."""
+    name, help_ = (
+        "names an implementation that can be imported",
+        f"set `implementation` to '{form}'",
+    )
+    return (*common_checks(), PromiseCheck(name, help_, _check_implementation))
 
 
 def check_sampler(plugin: Any) -> None:
@@ -371,7 +404,7 @@ def check_sampler(plugin: Any) -> None:
 
 def sampler_checks() -> tuple[PromiseCheck, ...]:
     """Returns the checks for the settings of sampling engines."""
-    return (*common_checks(), implementation_check("module:function"))
+    return _build_settings_checks("module:function")
 
 
 def check_launcher(plugin: Any) -> None:
@@ -382,7 +415,7 @@ def check_launcher(plugin: Any) -> None:
 
 def launcher_checks() -> tuple[PromiseCheck, ...]:
     """Returns the checks for the settings of launchers."""
-    return (*common_checks(), implementation_check("module:Class"))
+    return _build_settings_checks("module:Class")
 
 
 def check_tracker(plugin: Any) -> None:
@@ -392,4 +425,4 @@ def check_tracker(plugin: Any) -> None:
 
 def tracker_checks() -> tuple[PromiseCheck, ...]:
     """Returns the checks for the settings of trackers."""
-    return (*common_checks(), implementation_check("module:Class"))
+    return _build_settings_checks("module:Class")

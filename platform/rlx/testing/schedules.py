@@ -6,7 +6,6 @@ Plugin authors: call `check_schedule` with the plugin, or use `schedule_checks`.
 import random
 from collections import Counter
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 from unittest import SkipTest
 
@@ -21,12 +20,15 @@ from rlx.rollout import (
     build_rollout_plan,
     sample_rollout_trees,
 )
-from rlx.testing.promise import PromiseCheck, build_subject_plugin, common_checks, run_checks
+from rlx.testing.promise import PromiseCheck, Promises, build_subject_plugin, run_checks
 
 _END = 256
 """Token that ends a turn; lower ones are bytes."""
 _PROBLEMS = tuple(Problem(id=f"p{i}", prompt=f"What is {i} + {i}?", fields={}) for i in range(3))
 _SEEDS = (11, 12, 13)
+
+
+_promise = Promises()
 
 
 def check_schedule(plugin: Any) -> None:
@@ -36,44 +38,23 @@ def check_schedule(plugin: Any) -> None:
 
 def schedule_checks() -> tuple[PromiseCheck, ...]:
     """Returns the checks for schedules."""
-    own: tuple[tuple[str, str, Callable[[RolloutPlan], None]], ...] = (
-        (
-            "samples the turns that it declares",
-            "return one tree per problem, with the kinds and at most the numbers of `counts`",
-            _check_declared_turns,
-        ),
-        (
-            "samples the same from the same seeds",
-            "derive the seed of every turn from the problem's by `rlx.seeding.derive_seed`",
-            _check_same_seeds,
-        ),
-        (
-            "samples a problem alike whatever is beside it",
-            "use a problem's own seed and its turns' places in the tree, not places in the batch",
-            _check_other_problems,
-        ),
-        (
-            "samples one first turn where an evaluation asks for one",
-            "read the numbers of turns from the settings that the function receives",
-            _check_one_first_turn,
-        ),
-    )
-    return (
-        *common_checks(),
-        *(PromiseCheck(name, help_, partial(_run_on_plan, run)) for name, help_, run in own),
-    )
+
+    def call(run: Callable[[RolloutPlan], None], subject: Any) -> None:
+        plan = build_rollout_plan(build_subject_plugin(subject))
+        if plan.talk is not None:
+            raise SkipTest("an environment answers its turns")
+        try:
+            run(plan)
+        except RlxError as error:
+            raise AssertionError(str(error)) from error
+
+    return _promise.build_checks(call)
 
 
-def _run_on_plan(run: Callable[[RolloutPlan], None], subject: Any) -> None:
-    plan = build_rollout_plan(build_subject_plugin(subject))
-    if plan.talk is not None:
-        raise SkipTest("an environment answers its turns")
-    try:
-        run(plan)
-    except RlxError as error:
-        raise AssertionError(str(error)) from error
-
-
+@_promise(
+    "samples the turns that it declares",
+    "return one tree per problem, with the kinds and at most the numbers of `counts`",
+)
 def _check_declared_turns(plan: RolloutPlan) -> None:
     for tree in _sample_trees(plan, _PROBLEMS):
         found = {segment.kind for segment in tree.segments if segment.author == "policy"}
@@ -81,16 +62,28 @@ def _check_declared_turns(plan: RolloutPlan) -> None:
         assert not missing, f"never samples a turn {missing[0]!r}"
 
 
+@_promise(
+    "samples the same from the same seeds",
+    "derive the seed of every turn from the problem's by `rlx.seeding.derive_seed`",
+)
 def _check_same_seeds(plan: RolloutPlan) -> None:
     once, again = (_sample_trees(plan, _PROBLEMS) for _ in range(2))
     assert once == again, "two calls with the same seeds give different trees"
 
 
+@_promise(
+    "samples a problem alike whatever is beside it",
+    "use a problem's own seed and its turns' places in the tree, not places in the batch",
+)
 def _check_other_problems(plan: RolloutPlan) -> None:
     alone, beside = _sample_trees(plan, _PROBLEMS[:1]), _sample_trees(plan, _PROBLEMS)
     assert alone[0] == beside[0], "another problem of the batch changes a tree"
 
 
+@_promise(
+    "samples one first turn where an evaluation asks for one",
+    "read the numbers of turns from the settings that the function receives",
+)
 def _check_one_first_turn(plan: RolloutPlan) -> None:
     one = plan.copy_with_sampling(1)
     for tree in _sample_trees(one, _PROBLEMS):

@@ -9,9 +9,9 @@ from unittest import SkipTest
 from rlx.plugin import Demonstration, Problem, Rehearsed, Split
 from rlx.testing.promise import (
     PromiseCheck,
+    Promises,
     Subject,
     build_subject_plugin,
-    common_checks,
     run_checks,
     run_in_subprocess,
 )
@@ -26,6 +26,7 @@ _Place = tuple[Split, int, int]
 _PLACES: tuple[_Place, ...] = tuple(
     (split, index, seed) for split in get_args(Split) for seed in _SEEDS for index in range(_COUNT)
 )
+_promise = Promises()
 
 
 def check_task(task: Subject) -> None:
@@ -39,39 +40,14 @@ def check_task(task: Subject) -> None:
 
 def task_checks() -> tuple[PromiseCheck, ...]:
     """Returns the checks for tasks."""
-    return (
-        *common_checks(),
-        PromiseCheck(
-            "returns complete problems",
-            "return a Problem with an id and a prompt; its fields are plain JSON values",
-            _check_problem_fields,
-        ),
-        PromiseCheck(
-            "returns the same problem again",
-            "derive everything from split, index and seed: `random.Random(f'{seed}/{split}/{i}')`",
-            _check_problem_determinism,
-        ),
-        PromiseCheck(
-            "keeps train and test disjoint",
-            "let a hash of the problem decide its split, whatever the seed",
-            _check_split_overlap,
-        ),
-        PromiseCheck(
-            "returns the same demonstration again",
-            "derive everything from problem and seed; raise NotImplementedError if there are none",
-            _check_demonstration_determinism,
-        ),
-        PromiseCheck(
-            "returns the same lesson again",
-            "derive `lesson` from index and seed, and `act` from its arguments; keep problems of "
-            "the test split out of lessons",
-            _check_lesson_determinism,
-        ),
-    )
+    return _promise.build_checks(lambda run, subject: run(build_subject_plugin(subject)))
+
+
+# In another process ------------------------------------------------------------------------------
 
 
 def _list_problems(task: Any, places: Sequence[_Place]) -> list[dict[str, Any]]:
-    """The problems at these places as plain values. Runs in another process."""
+    """The problems at these places as plain values."""
     task.check()
     return [_convert_problem(task.problem(*place), place) for place in places]
 
@@ -97,77 +73,30 @@ def _list_demonstrations(task: Any, places: Sequence[_Place]) -> list[tuple[str,
     return [tuple(one.turns) for one in demonstrations]
 
 
+def _list_lessons(task: Any, places: Sequence[_Place]) -> list[tuple[dict[str, Any], str]]:
+    """The lessons at these places, ignoring the split, with their first turns."""
+    opened = []
+    for place in places:
+        lesson = task.lesson(place[1], place[2])
+        turn = task.act(lesson, (), (), place[2])
+        if not isinstance(turn, str) or not turn:
+            raise TypeError(f"lesson {place[1]} of seed {place[2]} opens with {turn!r}, not text")
+        opened.append((_convert_problem(lesson, place), turn))
+    return opened
+
+
 def _describe_problem(place: _Place) -> str:
     return f"{place[0]} problem {place[1]} of seed {place[2]}"
 
 
-def _check_problem_fields(subject: Subject) -> None:
-    drawn = run_in_subprocess(_list_problems, build_subject_plugin(subject), _PLACES)
-    for place, problem in zip(_PLACES, drawn, strict=True):
-        for name in ("id", "prompt"):
-            text = problem[name]
-            assert isinstance(text, str), (
-                f"{_describe_problem(place)}: its {name} is {text!r}, not text"
-            )
-            assert text.strip(), f"{_describe_problem(place)}: its {name} is empty"
-        try:
-            again = json.loads(json.dumps(problem["fields"], allow_nan=False))
-        except (TypeError, ValueError) as error:
-            raise AssertionError(
-                f"{_describe_problem(place)}: fields are not JSON: {error}"
-            ) from None
-        odd = [n for n, v in problem["fields"].items() if n not in again or again[n] != v]
-        assert not odd, (
-            f"{_describe_problem(place)}: fields are not plain JSON values: {', '.join(odd)}"
-        )
-
-
-def _check_problem_determinism(subject: Subject) -> None:
-    _compare_two_runs(_list_problems, subject, _PLACES)
-
-
-def _check_demonstration_determinism(subject: Subject) -> None:
-    places = _PLACES[:: len(_PLACES) // 20]
-    task = build_subject_plugin(subject)
-    demonstrations = _compare_two_runs(_list_demonstrations, subject, places)
-    if getattr(task, "demonstrates", True):
-        message = "raises NotImplementedError: set `demonstrates = False`"
-        assert demonstrations is not None, message
-    if demonstrations is None:
-        raise SkipTest("it has none, and cannot be used with `warm_start`")
-
-
-def _list_lessons(task: Any, places: Sequence[_Place]) -> list[tuple[dict[str, Any], str]]:
-    """The lessons at these places, ignoring the split, with their first turns."""
-    lessons = [(p, task.lesson(p[1], p[2])) for p in places]
-    opened = [(_convert_problem(one, p), task.act(one, (), (), p[2])) for p, one in lessons]
-    for place, (_, turn) in zip(places, opened, strict=True):
-        if not isinstance(turn, str) or not turn:
-            raise TypeError(f"lesson {place[1]} of seed {place[2]} opens with {turn!r}, not text")
-    return opened
-
-
-def _check_lesson_determinism(subject: Subject) -> None:
-    task = build_subject_plugin(subject)
-    if not (isinstance(task, Rehearsed) and getattr(task, "demonstrates", True)):
-        raise SkipTest("it has no `lesson` and `act`, which a warm start with an environment needs")
-    lessons = _compare_two_runs(_list_lessons, subject, _PLACES[: len(_PLACES) // 2])
-    places = [place for place in _PLACES if place[0] == "test"]
-    tests = {problem["id"] for problem in run_in_subprocess(_list_problems, task, places)}
-    shared = sorted({problem["id"] for problem, _ in lessons} & tests)
-    assert not shared, (
-        f"{len(shared)} lessons are problems of the test split, such as {shared[0]!r}"
-    )
-
-
 def _compare_two_runs(
-    ask: Callable[[Any, Sequence[_Place]], Any], subject: Subject, places: Sequence[_Place]
+    ask: Callable[[Any, Sequence[_Place]], Any], task: Any, places: Sequence[_Place]
 ) -> Any:
-    """Calls twice, in two processes and in reverse order the second time; returns both results."""
-    first = run_in_subprocess(ask, build_subject_plugin(subject), places)
+    """Calls twice, in two processes and in reverse order the second time; returns the results."""
+    first = run_in_subprocess(ask, task, places)
     if first is None:
         return None
-    second = run_in_subprocess(ask, build_subject_plugin(subject), places[::-1], fresh=True)
+    second = run_in_subprocess(ask, task, places[::-1], fresh=True)
     for place, one, other in zip(places, first, second[::-1], strict=True):
         assert one == other, (
             f"{_describe_problem(place)} is {one!r} the first time and {other!r} the second"
@@ -175,8 +104,43 @@ def _compare_two_runs(
     return first
 
 
-def _check_split_overlap(subject: Subject) -> None:
-    drawn = run_in_subprocess(_list_problems, build_subject_plugin(subject), _PLACES)
+# Checks ------------------------------------------------------------------------------------------
+
+
+@_promise(
+    "returns complete problems",
+    "return a Problem with an id and a prompt; its fields are plain JSON values",
+)
+def _check_problem_fields(task: Any) -> None:
+    drawn = run_in_subprocess(_list_problems, task, _PLACES)
+    for place, problem in zip(_PLACES, drawn, strict=True):
+        what = _describe_problem(place)
+        for name in ("id", "prompt"):
+            text = problem[name]
+            assert isinstance(text, str), f"{what}: its {name} is {text!r}, not text"
+            assert text.strip(), f"{what}: its {name} is empty"
+        try:
+            again = json.loads(json.dumps(problem["fields"], allow_nan=False))
+        except (TypeError, ValueError) as error:
+            raise AssertionError(f"{what}: fields are not JSON: {error}") from None
+        odd = [n for n, v in problem["fields"].items() if n not in again or again[n] != v]
+        assert not odd, f"{what}: fields are not plain JSON values: {', '.join(odd)}"
+
+
+@_promise(
+    "returns the same problem again",
+    "derive everything from split, index and seed: `random.Random(f'{seed}/{split}/{i}')`",
+)
+def _check_problem_determinism(task: Any) -> None:
+    _compare_two_runs(_list_problems, task, _PLACES)
+
+
+@_promise(
+    "keeps train and test disjoint",
+    "let a hash of the problem decide its split, whatever the seed",
+)
+def _check_split_overlap(task: Any) -> None:
+    drawn = run_in_subprocess(_list_problems, task, _PLACES)
     for what in ("id", "prompt"):
         train, test = (
             {
@@ -188,3 +152,32 @@ def _check_split_overlap(subject: Subject) -> None:
         )
         shared = sorted(train & test)
         assert not shared, f"{len(shared)} with one {what} in both, such as {shared[0][0]!r}"
+
+
+@_promise(
+    "returns the same demonstration again",
+    "derive everything from problem and seed; raise NotImplementedError if there are none",
+)
+def _check_demonstration_determinism(task: Any) -> None:
+    places = _PLACES[:: len(_PLACES) // 20]
+    if _compare_two_runs(_list_demonstrations, task, places) is None:
+        message = "raises NotImplementedError: set `demonstrates = False`"
+        assert not getattr(task, "demonstrates", True), message
+        raise SkipTest("it has none, and cannot be used with `warm_start`")
+
+
+@_promise(
+    "returns the same lesson again",
+    "derive `lesson` from index and seed, and `act` from its arguments; keep problems of the test "
+    "split out of lessons",
+)
+def _check_lesson_determinism(task: Any) -> None:
+    if not (isinstance(task, Rehearsed) and getattr(task, "demonstrates", True)):
+        raise SkipTest("it has no `lesson` and `act`, which a warm start with an environment needs")
+    lessons = _compare_two_runs(_list_lessons, task, _PLACES[: len(_PLACES) // 2])
+    places = [place for place in _PLACES if place[0] == "test"]
+    tests = {problem["id"] for problem in run_in_subprocess(_list_problems, task, places)}
+    shared = sorted({problem["id"] for problem, _ in lessons} & tests)
+    assert not shared, (
+        f"{len(shared)} lessons are problems of the test split, such as {shared[0]!r}"
+    )

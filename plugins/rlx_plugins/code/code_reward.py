@@ -1,11 +1,10 @@
 """What rewards that run code of an answer have in common: which code, and limits of a sandbox."""
 
 import signal
-from pathlib import Path
 
 from pydantic import Field
 
-from rlx.plugin import Reward, Sample, expand_path
+from rlx.plugin import Reward, Sample
 from rlx_plugins.code.sandbox import Sandbox
 
 
@@ -24,8 +23,6 @@ class CodeReward(Reward):
     """Processes and threads at a time, with those that start the program."""
     output_kb: int = Field(256, ge=1, le=1 << 20)
     """KiB of an output or a file."""
-    folders: tuple[Path, ...] = ()
-    """Folders that a program may read, besides /usr."""
     unsafe: bool = False
     """Whether code runs without a sandbox, as you: it can read and delete your files."""
 
@@ -45,7 +42,7 @@ class CodeReward(Reward):
         """Tries the sandbox.
 
         Raises:
-            OSError: this machine has none, or lacks a folder.
+            OSError: this machine has none.
         """
         self.build_sandbox().check()
 
@@ -56,7 +53,6 @@ class CodeReward(Reward):
             memory_mb=self.memory_mb,
             processes=self.processes,
             output_kb=self.output_kb,
-            folders=tuple(expand_path(folder).absolute() for folder in self.folders),
             unsafe=self.unsafe,
         )
 

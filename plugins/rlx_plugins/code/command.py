@@ -2,10 +2,9 @@
 
 import tempfile
 from collections.abc import Mapping
-from pathlib import PurePath
 from typing import Annotated, Any, ClassVar
 
-from pydantic import Field, field_validator
+from pydantic import Field
 
 from rlx.plugin import Example, Sample, Score
 from rlx_plugins.code.code_reward import CodeReward, strip_lines
@@ -23,11 +22,10 @@ def _build_example(name: str, code: str, value: float, **options: Any) -> Exampl
 
 
 class Command(CodeReward):
-    """1 if a command that gets the answer ends with exit code 0 in a sandbox, else 0.
+    """1 if a command that gets the answer on stdin ends with exit code 0 in a sandbox, else 0.
 
-    The answer is its stdin, or with `file` a file in its current folder. With `output`, what it
-    writes to stdout must be the text in that field of the problem. A command that runs the answer
-    itself needs `output`: an answer can end its process with any exit code.
+    With `output`, what it writes to stdout must be the text in that field of the problem. A command
+    that runs the answer itself needs `output`: an answer can end its process with any exit code.
     """
 
     examples: ClassVar[tuple[Example, ...]] = (
@@ -35,23 +33,13 @@ class Command(CodeReward):
         _build_example("wrong", "echo 34", 0.0, command=["sh"], output="sum"),
         _build_example("only exits", "exit 0", 0.0, command=["sh"], output="sum"),
         _build_example("no syntax", "if", 0.0, command=["sh", "-n"]),
-        _build_example("a file", "echo 3", 1.0, command=["sh", "-n", "a.sh"], file="a.sh"),
     )
 
     command: Annotated[tuple[str, ...], Field(min_length=1)]
     """The program and its arguments; no shell reads them."""
-    file: str | None = None
-    """Name of the file that holds the answer; null for stdin."""
     output: str | None = None
     """The problem's field with what the command must write to stdout; null if only its exit code
     counts."""
-
-    @field_validator("file")
-    @classmethod
-    def _check_file(cls, value: str | None) -> str | None:
-        if value is not None and (PurePath(value).name != value or value in ("", "..")):
-            raise ValueError("must be the name of a file, without folders")
-        return value
 
     def check(self) -> None:
         """Tries the sandbox, and looks for the program in it.
@@ -64,7 +52,7 @@ class Command(CodeReward):
         with self.build_sandbox().start(look) as process:
             if process.wait(60.0) != 0:
                 raise FileNotFoundError(
-                    f"the sandbox has no program {self.command[0]!r}: it shows /usr and `folders`"
+                    f"the sandbox, which shows /usr, has no program {self.command[0]!r}"
                 )
 
     def check_problem(self, problem: Mapping[str, Any]) -> None:
@@ -86,14 +74,10 @@ class Command(CodeReward):
         code = self.find_code(sample)
         if code is None:
             return Score(0.0, "no code")
-        data = code.encode(errors="replace")
-        files = {} if self.file is None else {self.file: data}
         with tempfile.TemporaryFile() as stdin, tempfile.TemporaryFile() as stdout:
-            stdin.write(b"" if self.file else data)
+            stdin.write(code.encode(errors="replace"))
             stdin.seek(0)
-            with self.build_sandbox().start(
-                self.command, files=files, stdin=stdin, stdout=stdout
-            ) as process:
+            with self.build_sandbox().start(self.command, stdin=stdin, stdout=stdout) as process:
                 status = process.wait(self.seconds)
             stdout.seek(0)
             written = stdout.read((self.output_kb << 10) + 1)

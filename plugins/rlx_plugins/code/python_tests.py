@@ -5,8 +5,8 @@
 
 import ast
 import builtins
+import inspect
 import math
-import os
 import select
 import socket
 import sys
@@ -15,10 +15,9 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
-from pathlib import Path
 from typing import Any, ClassVar
 
-from rlx.plugin import Example, Sample, Score, expand_path
+from rlx.plugin import Example, Sample, Score
 from rlx_plugins.code import inside
 from rlx_plugins.code.code_reward import CodeReward, strip_lines
 from rlx_plugins.code.sandbox import Sandbox, SandboxError, SandboxProcess, find_python
@@ -36,13 +35,11 @@ class CodeTest:
     Attributes:
         names: what it takes from the answer.
         modules: modules of Python that it uses without importing them.
-        entry_point: the name of the function that its `check` is called with.
     """
 
     code: str
     names: tuple[str, ...]
     modules: tuple[str, ...]
-    entry_point: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,10 +48,6 @@ class TextTest:
 
     input: str
     output: str
-
-    def is_passed_by(self, written: str) -> bool:
-        """Whether a program wrote the output, but for white space at the ends of lines."""
-        return strip_lines(written) == strip_lines(self.output)
 
 
 Tests = tuple[CodeTest, ...] | tuple[TextTest, ...]
@@ -74,9 +67,9 @@ def _build_example(name: str, code: str, value: float, reason: str | None = None
 class PythonTests(CodeReward):
     """1 if Python code of the answer passes the tests of its problem in a sandbox, else 0.
 
-    Tests are Python code that uses the answer's names (`assert add(1, 2) == 3`, functions `test_*`,
-    or `check(candidate)` with `entry_point`), a list of such code, or a list of `{input, output}`
-    for programs that read stdin and write stdout.
+    Tests are Python code that uses the answer's names (`assert add(1, 2) == 3`, or functions
+    `test_*`), a list of such code, or a list of `{input, output}` for programs that read stdin and
+    write stdout.
     """
 
     examples: ClassVar[tuple[Example, ...]] = (
@@ -100,39 +93,14 @@ class PythonTests(CodeReward):
 
     field: str = "tests"
     """The problem's field that holds the tests."""
-    entry_point: str | None = None
-    """The problem's field with the name of the function that the tests' `check` takes."""
-    partial: bool = False
-    """Whether the value is the share of tests that pass."""
-    python: Path | None = None
-    """The interpreter of an environment with packages for answers; by default Python alone."""
-
-    def check(self) -> None:
-        """Tries the sandbox and the interpreter.
-
-        Raises:
-            OSError: this machine has no sandbox, or lacks a folder or the interpreter.
-        """
-        if self.python is not None and not expand_path(self.python).is_file():
-            raise FileNotFoundError(f"python: {self.python} does not exist")
-        super().check()
 
     def check_problem(self, problem: Mapping[str, Any]) -> None:
         """Requires tests that can be read."""
         self._read_tests(problem)
 
     def value_range(self) -> tuple[float, float]:
-        """Between 0 and 1."""
+        """0 or 1."""
         return 0.0, 1.0
-
-    def build_sandbox(self) -> Sandbox:
-        """Returns the sandbox, which shows the interpreter's environment."""
-        sandbox = super().build_sandbox()
-        if self.python is None:
-            return sandbox
-        own = expand_path(self.python).absolute()
-        base = Path(os.path.realpath(own)).parents[1]
-        return replace(sandbox, folders=(*sandbox.folders, own.parents[1], base))
 
     def score(self, sample: Sample) -> Score:
         """Runs the tests of one answer.
@@ -147,8 +115,7 @@ class PythonTests(CodeReward):
             return Score(0.0, "no code")
         passed, why = self._run_tests(code, tests)
         share = sum(passed) / len(tests)
-        value = share if self.partial else float(share == 1.0)
-        return Score(value, why, {"passed": share})
+        return Score(float(share == 1.0), why, {"passed": share})
 
     def _read_tests(self, problem: Mapping[str, Any]) -> Tests:
         tests: Any = problem.get(self.field)
@@ -160,12 +127,7 @@ class PythonTests(CodeReward):
                 f"the field {self.field!r} must hold tests: code, a list of code, or a list of "
                 f"{{input, output}}; got {_shorten(tests)}"
             )
-        entry_point: Any = None
-        if self.entry_point is not None:
-            entry_point = problem.get(self.entry_point)
-            if not (isinstance(entry_point, str) and entry_point.isidentifier()):
-                raise ValueError(f"the field {self.entry_point!r} must hold the name of a function")
-        return tuple(_read_code_test(item, entry_point) for item in items)
+        return tuple(map(_read_code_test, items))
 
     def _run_tests(self, code: str, tests: Tests) -> tuple[Sequence[bool], str | None]:
         """Which tests pass, and why the first one does not that does not."""
@@ -186,7 +148,9 @@ class PythonTests(CodeReward):
             try:
                 if isinstance(tests[0], TextTest):
                     return self._compare_outputs(line, code, tests)
-                return self._get_report(line, code, tests, answer)
+                line.send({"code": code, "tests": [asdict(test) for test in tests]})
+                report = line.receive()
+                return report["passed"], report["why"] and self._explain(report["why"], answer)
             except inside.Stopped as reason:
                 if str(reason) == "time":
                     return (), self.describe_end(None)
@@ -199,10 +163,8 @@ class PythonTests(CodeReward):
     ) -> SandboxProcess:
         """Starts one side, which alone then has these sockets."""
         numbers = [each.fileno() for each in sockets]
-        python = find_python() if self.python is None else str(expand_path(self.python).absolute())
-        options = ["-s", "-P", *(["-S"] if self.python is None else [])]
-        program = [python, *options, "-c", _read_inside(), side, self._longest, *numbers]
-        command = [str(each) for each in program]
+        program = [find_python(), "-s", "-P", "-S", "-c", inspect.getsource(inside)]
+        command = [*program, *map(str, (side, self._longest, *numbers))]
         process = stack.enter_context(sandbox.start(command, descriptors=numbers))
         for each in sockets:
             each.close()
@@ -216,12 +178,11 @@ class PythonTests(CodeReward):
         self, line: "_TimedChannel", code: str, tests: Sequence[Any]
     ) -> tuple[Sequence[bool], str | None]:
         passed: list[bool] = []
-        first = None
         line.send(code)
         for number, test in enumerate(tests, 1):
             line.send(test.input)
             written, status = _read_outcome(line.receive())
-            why = None if test.is_passed_by(written) else "wrong output"
+            why = None if strip_lines(written) == strip_lines(test.output) else "wrong output"
             if len(written) >= self.output_kb << 10:
                 why = self.output_reason
             elif status == inside.OUT_OF_MEMORY:
@@ -230,17 +191,8 @@ class PythonTests(CodeReward):
                 why = self.describe_end(status if status > 0 else 128 - status)
             passed.append(why is None)
             if why is not None:
-                first = first or f"test {number} of {len(tests)}: {why}"
-                if not self.partial:
-                    break
-        return passed, first
-
-    def _get_report(
-        self, line: "_TimedChannel", code: str, tests: Sequence[Any], answer: SandboxProcess
-    ) -> tuple[Sequence[bool], str | None]:
-        line.send({"code": code, "tests": [asdict(test) for test in tests]})
-        report = line.receive()
-        return report["passed"], report["why"] and self._explain(report["why"], answer)
+                return passed, f"test {number} of {len(tests)}: {why}"
+        return passed, None
 
     def _explain(self, why: str, answer: SandboxProcess) -> str:
         """The reason in words that are the same for every kind of test."""
@@ -320,7 +272,7 @@ def _read_text_test(item: Mapping[str, Any], field: str) -> TextTest:
 
 
 @lru_cache(maxsize=1024)
-def _read_code_test(code: str, entry_point: str | None) -> CodeTest:
+def _read_code_test(code: str) -> CodeTest:
     """Finds what a test takes from the answer: the names that it reads and does not define."""
     try:
         tree = ast.parse(code)
@@ -345,22 +297,13 @@ def _read_code_test(code: str, entry_point: str | None) -> CodeTest:
     for node in ast.walk(tree):
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load) and node.id not in own:
             names[node.id] = names.get(node.id, True) and node in bases
-    if entry_point is not None:
-        if "check" not in own:
-            raise ValueError(f"a test with an entry point must define check(): {_shorten(code)}")
-        names[entry_point] = False
     modules = [n for n, is_base in names.items() if is_base and n in sys.stdlib_module_names]
     asked = tuple(name for name in names if name not in modules)
     if not asked:
         raise ValueError(f"a test uses nothing of the answer: {_shorten(code)}")
-    return CodeTest(code, asked, tuple(modules), entry_point)
+    return CodeTest(code, asked, tuple(modules))
 
 
 def _shorten(value: Any) -> str:
     text = repr(value)
     return text if len(text) <= 80 else f"{text[:80]}…"
-
-
-@lru_cache(maxsize=1)
-def _read_inside() -> str:
-    return Path(inside.__file__).read_text(encoding="utf-8")

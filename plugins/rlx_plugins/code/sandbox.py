@@ -1,7 +1,7 @@
 """A sandbox for programs that a model wrote: bubblewrap, limits of the kernel, and a filter.
 
-A program in it has no network, sees /usr and what `folders` names, both read-only, and can write to
-a /tmp of its own. It sees no other processes and none of this process's environment. When the
+A program in it has no network, sees /usr and Python, both read-only, and can write to a /tmp of its
+own. It sees no other processes and none of this process's environment. When the
 sandbox ends, all of its processes end.
 """
 
@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
@@ -51,7 +51,6 @@ class Sandbox:
         memory_mb: MiB of address space of each process, and of files in /tmp.
         processes: processes and threads at a time.
         output_kb: KiB of a file or an output.
-        folders: shown read-only, beside /usr.
         unsafe: no sandbox: only the limits hold.
     """
 
@@ -59,18 +58,14 @@ class Sandbox:
     memory_mb: int
     processes: int
     output_kb: int
-    folders: tuple[Path, ...] = ()
     unsafe: bool = False
 
     def check(self) -> None:
         """Runs a program that does nothing.
 
         Raises:
-            OSError: this machine has no sandbox, or lacks a folder.
+            OSError: this machine has no sandbox.
         """
-        for folder in self.folders:
-            if not folder.exists():
-                raise FileNotFoundError(f"{folder}, which the sandbox shows, does not exist")
         try:
             with self.start(["true"]) as process:
                 code = process.wait(60.0)
@@ -86,7 +81,6 @@ class Sandbox:
         command: Sequence[str],
         *,
         descriptors: Sequence[int] = (),
-        files: Mapping[str, bytes] | None = None,
         stdin: int | IO[bytes] = subprocess.DEVNULL,
         stdout: int | IO[bytes] = subprocess.DEVNULL,
     ) -> Iterator["SandboxProcess"]:
@@ -95,7 +89,6 @@ class Sandbox:
         Args:
             command: the program and its arguments.
             descriptors: of this process, that it inherits under the same numbers.
-            files: to be written into its current folder, by their names.
             stdin: read by it.
             stdout: written by it.
 
@@ -104,7 +97,7 @@ class Sandbox:
         """
         limited = [*self._build_limits(), *command]
         build = _start_unsafe if self.unsafe else self._start_wrapped
-        with tempfile.TemporaryFile() as stderr, build(limited, files or {}) as started:
+        with tempfile.TemporaryFile() as stderr, build(limited) as started:
             try:
                 process = subprocess.Popen(
                     started.command,
@@ -144,13 +137,14 @@ class Sandbox:
         ]
 
     @contextmanager
-    def _start_wrapped(
-        self, limited: Sequence[str], files: Mapping[str, bytes]
-    ) -> Iterator["_Started"]:
+    def _start_wrapped(self, limited: Sequence[str]) -> Iterator["_Started"]:
         """The command line of bubblewrap, with the descriptors that it reads."""
         status, theirs = os.pipe()
-        descriptors = [theirs, _open_data(build_filter())]
-        arguments = ["--json-status-fd", str(theirs), "--seccomp", str(descriptors[1])]
+        rules = os.memfd_create("rlx")
+        os.write(rules, build_filter())
+        os.lseek(rules, 0, os.SEEK_SET)
+        descriptors = [theirs, rules]
+        arguments = ["--json-status-fd", str(theirs), "--seccomp", str(rules)]
         unblock = None
         if _is_root_of_machine():
             waits, unblock = os.pipe()
@@ -160,9 +154,6 @@ class Sandbox:
             arguments += ["--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"]
             leave_root = ["--reuid=1", "--regid=1", "--clear-groups", "--no-new-privs"]
             limited = [_find_tool("setpriv", "util-linux"), *leave_root, *limited]
-        for name, content in files.items():
-            descriptors.append(_open_data(content))
-            arguments += ["--perms", "0644", "--file", str(descriptors[-1]), f"/tmp/{name}"]
         command = [_find_tool("bwrap", "bubblewrap"), *self._build_view(), *arguments]
         try:
             yield _Started([*command, "--", *limited], descriptors, None, status, unblock)
@@ -184,11 +175,11 @@ class Sandbox:
         view += ["--ro-bind-try", "/etc/ld.so.cache", "/etc/ld.so.cache"]
         view += ["--proc", "/proc", "--dev", "/dev"]
         view += ["--perms", "1777", "--size", str(self.memory_mb << 20), "--tmpfs", "/tmp"]
-        for folder in (Path(sys.base_prefix), *self.folders):
-            if Path("/usr") not in (folder, *folder.parents):
-                for above in reversed(folder.parents[:-1]):
-                    view += ["--perms", "0755", "--dir", str(above)]
-                view += ["--ro-bind", str(folder), str(folder)]
+        folder = Path(sys.base_prefix)
+        if Path("/usr") not in (folder, *folder.parents):
+            for above in reversed(folder.parents[:-1]):
+                view += ["--perms", "0755", "--dir", str(above)]
+            view += ["--ro-bind", str(folder), str(folder)]
         return [*view, "--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/tmp"]
 
 
@@ -211,10 +202,8 @@ class _Started:
 
 
 @contextmanager
-def _start_unsafe(limited: Sequence[str], files: Mapping[str, bytes]) -> Iterator[_Started]:
+def _start_unsafe(limited: Sequence[str]) -> Iterator[_Started]:
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-        for name, content in files.items():
-            Path(folder, name).write_bytes(content)
         yield _Started(limited, (), folder)
 
 
@@ -312,11 +301,3 @@ def _is_root_of_machine() -> bool:
         return False
     first = Path("/proc/self/uid_map").read_text("ascii").split()
     return first[:2] == ["0", "0"]
-
-
-def _open_data(data: bytes) -> int:
-    """A descriptor from which data are read."""
-    descriptor = os.memfd_create("rlx")
-    os.write(descriptor, data)
-    os.lseek(descriptor, 0, os.SEEK_SET)
-    return descriptor

@@ -2,14 +2,13 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import Field
 
 from rlx.plugin import Example, Reward, Sample, Score
 from rlx_plugins.countdown.expression import Ops
 from rlx_plugins.countdown.scorer import (
-    Equality,
     Extract,
     Grade,
     compute_grade_points,
@@ -57,14 +56,6 @@ def _build_countdown_example(
 _VANISHING: dict[str, Any] = {"numbers": (3, 8, 9, 50), "target": 50}
 
 
-def _read_extract(value: Any) -> Any:
-    return "last_line" if value == "seed" else value  # its first name
-
-
-def _read_ops(value: Any) -> Any:
-    return "python" if value == "seed" else value  # its first name
-
-
 class _CountdownReward(Reward):
     method: Literal["strict"] = "strict"
     """TinyZero's name for its only method; it has no effect."""
@@ -72,21 +63,17 @@ class _CountdownReward(Reward):
     """Score of an answer block without a right equation."""
     score_: float = Field(1.0, alias="score")
     """Score of a right equation."""
-    extract: Annotated[Extract, BeforeValidator(_read_extract)] = "last_line"
+    extract: Extract = "last_line"
     """`last_line`: the answer must be on the last line. `last_block`: the last answer block
     anywhere."""
-    ops: Annotated[Ops | Literal["auto"], BeforeValidator(_read_ops)] = "auto"
+    ops: Ops | Literal["auto"] = "auto"
     """`prompt`: `+ - * /` only, as prompts ask. `python`: also `**`, `//` and signs. `auto`:
     `python` if decimals are allowed, which is TinyZero's own rule, else `prompt`."""
-    numeric: Equality = "auto"
-    """`exact`: rationals, exactly equal; a target such as 0.3333333333333333 is the fraction that
-    rounds to it. `float64`: as Python computes, equal within 1e-5. `auto`: `float64` if decimals
-    are allowed, else `exact`."""
     allow_decimals: bool = False
-    """Whether decimals such as `2.5` are allowed, which then uses a 2 and a 5. `true` alone is
-    TinyZero's own rule, which pays for answers that are none."""
-    use_all: bool = True
-    """Whether every number must be used."""
+    """Whether decimals such as `2.5` are allowed, which then uses a 2 and a 5, and values within
+    1e-5 of the target. `true` alone is TinyZero's own rule, which pays for answers that are none.
+    Otherwise values must be exactly equal, as rationals; a target such as 0.3333333333333333 is the
+    fraction that rounds to it."""
 
     def warnings(self) -> Sequence[str]:
         """Warns about the options that pay for what the prompt does not ask for."""
@@ -101,11 +88,6 @@ class _CountdownReward(Reward):
                 "allow_decimals is true: a decimal counts as using its digits, so "
                 "50+.0000003+.0000008+.0000009 reaches 50 with 50, 3, 8 and 9"
             )
-        if self.numeric == "float64":
-            found.append(
-                "numeric is 'float64': a value within 1e-5 of the target counts as right, so "
-                "50+3*8**-9 reaches 50"
-            )
         return found
 
     @property
@@ -117,13 +99,7 @@ class _CountdownReward(Reward):
     def _grade(self, sample: Sample) -> Grade:
         check_ground_truth(sample.problem)
         return grade_solution(
-            sample.response,
-            sample.problem,
-            self.extract,
-            self._operators,
-            self.numeric,
-            self.allow_decimals,
-            self.use_all,
+            sample.response, sample.problem, self.extract, self._operators, self.allow_decimals
         )
 
 

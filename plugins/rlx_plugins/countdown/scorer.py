@@ -11,7 +11,6 @@ the target happens to be small.
 
 import math
 import re
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -29,8 +28,6 @@ from rlx_plugins.countdown.expression import (
 )
 
 Extract = Literal["last_line", "last_block"]
-Equality = Literal["auto", "exact", "float64"]
-"""How values are computed and compared; "auto" is "float64" with decimals, else "exact"."""
 
 TOLERANCE = 1e-5
 """Absolute tolerance at which a float64 value equals the target, as in TinyZero."""
@@ -83,26 +80,15 @@ def extract_solution(solution_str: str, extract: Extract = "last_line") -> str |
     return None if answer is None else answer.strip()
 
 
-def validate_equation(
-    equation: str, available_numbers: Sequence[float], *, use_all: bool = True
-) -> bool:
+def validate_equation(equation: str, available_numbers: Sequence[float]) -> bool:
     """Whether the runs of digits in an equation are the available numbers, each used once.
 
-    Signs and decimal points are ignored: `2.5` uses 2 and 5. With `use_all=False` numbers may be
-    left out.
+    Signs and decimal points are ignored: `2.5` uses 2 and 5.
     """
     runs = _runs_of_digits(equation)
-    if len(runs) > len(available_numbers):
+    if len(runs) != len(available_numbers) or any(len(run) > MAX_DIGITS for run in runs):
         return False
-    if any(len(run) > MAX_DIGITS for run in runs):
-        return False
-    return _matches_available_numbers(list(map(int, runs)), available_numbers, use_all)
-
-
-def _matches_available_numbers(used: list[int], available: Sequence[float], use_all: bool) -> bool:
-    if use_all:
-        return sorted(used) == sorted(available)
-    return not Counter[float](used) - Counter[float](available)
+    return sorted(map(int, runs)) == sorted(available_numbers)
 
 
 def evaluate_equation(
@@ -126,26 +112,22 @@ def grade_solution(
     ground_truth: Mapping[str, Any],
     extract: Extract = "last_line",
     ops: Ops = "python",
-    numeric: Equality = "auto",
     allow_decimals: bool = False,
-    use_all: bool = True,
 ) -> Grade:
     """Grades a response; see `compute_score` for the arguments."""
-    if numeric == "auto":
-        numeric = "float64" if allow_decimals else "exact"
     target, numbers = ground_truth["target"], ground_truth["numbers"]
     equation = extract_solution(solution_str, extract)
     if not equation:
         return _NO_BLOCK if equation is None else _EMPTY
     try:
         tokens = tokenize_expression(equation, ops, allow_decimals=True)
-        value, used = evaluate_tokens(tokens, ops, numeric)
-        if not _matches_available_numbers(used, numbers, use_all):
+        value, used = evaluate_tokens(tokens, ops, "float64" if allow_decimals else "exact")
+        if sorted(used) != sorted(numbers):
             return _WRONG_NUMBERS
-        if numeric == "exact":
-            is_right = _exactly_equal(value, target)
-        else:
+        if allow_decimals:
             is_right = abs(value - target) < TOLERANCE
+        else:
+            is_right = _exactly_equal(value, target)
         if is_right and "." in equation and not allow_decimals:
             return _DECIMAL  # last, so that other answers have the same reason by either rule
         return _RIGHT if is_right else _WRONG_VALUE
@@ -185,9 +167,7 @@ def compute_score(
     *,
     extract: Extract = "last_line",
     ops: Ops = "python",
-    numeric: Equality = "auto",
     allow_decimals: bool = False,
-    use_all: bool = True,
 ) -> float:
     """Scores one response: 0 without an answer block, `format_score` with one, `score` if right.
 
@@ -201,16 +181,12 @@ def compute_score(
         method: unused, as in TinyZero.
         extract: where to search for the answer; see `extract_solution`.
         ops: "python" also allows `**`, `//` and signs; "prompt" only what the prompt allows.
-        numeric: "exact" rationals, where a target such as 0.3333333333333333 is the fraction that
-            rounds to it, or "float64" with TinyZero's absolute tolerance of 1e-5; "auto" is
-            "float64" if decimals are allowed, else "exact".
-        allow_decimals: whether decimals such as `2.5` are allowed, which then uses 2 and 5; alone,
-            it selects TinyZero's own rule.
-        use_all: whether every number must be used.
+        allow_decimals: whether decimals such as `2.5` are allowed, which then uses 2 and 5, and
+            values are floats with TinyZero's absolute tolerance of 1e-5; alone, it selects
+            TinyZero's own rule. Otherwise values are exact rationals, and a target such as
+            0.3333333333333333 is the fraction that rounds to it.
     """
-    verdict = grade_solution(
-        solution_str, ground_truth, extract, ops, numeric, allow_decimals, use_all
-    )
+    verdict = grade_solution(solution_str, ground_truth, extract, ops, allow_decimals)
     return compute_grade_points(verdict, format_score, score)
 
 

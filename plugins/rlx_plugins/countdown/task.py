@@ -78,9 +78,8 @@ class CountdownTask(Plugin):
     held_out: int = Field(7, ge=2)
     """One in `held_out` problems is held out for testing."""
     files: CountdownFiles | None = None
-    """Read problems from files or from the hub instead: `train`, and `test` or `held_out`. No
-    problem may be in both splits. Training problems are shuffled by the seed in every pass; test
-    problems keep the file order."""
+    """Read problems from files or from the hub instead. Training problems are shuffled by the seed
+    in every pass; test problems keep the file order."""
     prompt: str = "nums: {numbers}\ntarget: {target}\n"
     demonstrations: Demonstrations = Demonstrations()
 
@@ -127,12 +126,10 @@ class CountdownTask(Plugin):
     def _check_files(self) -> Self:
         if self.files is None:
             return self
-        idle = ["numbers", "number_range", "target_range"] + ["held_out"] * bool(self.files.test)
-        fields = type(self).model_fields
+        idle, fields = ("numbers", "number_range", "target_range"), type(self).model_fields
         changed = [name for name in idle if getattr(self, name) != fields[name].default]
         if changed:
-            with_ = "files.test" if changed == ["held_out"] else "files"
-            raise ValueError(f"{', '.join(changed)}: has no effect with {with_}")
+            raise ValueError(f"{', '.join(changed)}: has no effect with files")
         return self
 
     def problem(self, split: Split, index: int, seed: int) -> Problem:
@@ -248,10 +245,7 @@ class CountdownTask(Plugin):
 
     def data(self) -> Mapping[str, str]:
         """Returns digests of the records of each file, if problems come from files."""
-        if self.files is None:
-            return {}
-        test = self.files.test.digests("test") if self.files.test else {}
-        return {**self.files.train.digests("train"), **test}
+        return self.files.train.digests("train") if self.files else {}
 
     def _read_files(self) -> FileProblems | None:
         return read_files(self.files, self.held_out) if self.files else None

@@ -39,9 +39,6 @@ MIX: Mapping[Type, _Weights] = {
 }
 """Weights of the modes for each type of question."""
 
-SPOKEN = ("find", "of", "what", "has", "answer", "found")
-"""The words of the policy's reasoning."""
-
 _QUERIES: Mapping[str, int] = {"short": 1, "short2": 2, "guess": 0}
 """Number of queries of the modes that answer too early."""
 

@@ -11,15 +11,9 @@ from pydantic import Field
 
 from rlx.plugin import Action, Environment, Step
 from rlx_plugins.kg.graph import Graph
+from rlx_plugins.kg.load import WORLD, load_named_graph
 from rlx_plugins.kg.protocol import FUNCTIONS, KgQuery, read_query, read_turn
-from rlx_plugins.kg.source import WORLD, load_named_graph
-from rlx_plugins.kg.text import (
-    OVERHEAD,
-    count_fitting_labels,
-    escape_text,
-    format_information,
-    format_label_list,
-)
+from rlx_plugins.kg.text import OVERHEAD, escape_text, format_information, format_label_list
 from rlx_plugins.kg.view import GraphView
 
 Error = Literal[
@@ -31,10 +25,9 @@ Error = Literal[
     "NO_RESULTS",
     "INVALID_ACTION",
     "QUERY_BUDGET",
-    "DUPLICATE_QUERY",
 ]
 """Result codes of a turn: KG-R1's without SERVER_ERROR (an internal error is not an observation),
-and three more: no action, query budget exceeded, and duplicate query refused."""
+and two more: no action, and query budget exceeded."""
 
 _SYNTAX = ", ".join(
     f"{name}( entity{', relation' if count == 2 else ''})" for name, count in FUNCTIONS.items()
@@ -48,7 +41,6 @@ _HINTS: Mapping[Error, str] = {
     "NO_RESULTS": "the graph has nothing there; try another relation or the other direction",
     "INVALID_ACTION": "end each turn with a kg-query or an answer between its tags",
     "QUERY_BUDGET": "no query is left: answer now",
-    "DUPLICATE_QUERY": "you asked this before; its results still stand above",
 }
 
 _Key = tuple[str, ...]
@@ -116,8 +108,6 @@ class KgEnvironment(Environment):
     """Show results by name, or in random order by the rollout's seed and the turn."""
     hints: bool = True
     """Whether errors include a hint; false shows only the error code."""
-    duplicates: Literal["answer", "refuse"] = "answer"
-    """Whether a repeated query is answered again or refused with an error."""
 
     def check(self) -> None:
         """Loads the graph.
@@ -173,8 +163,6 @@ class KgEnvironment(Environment):
         elif query is not None:
             found = _find_query_results(self._view(state), query)
         duplicate = bool(found.key) and found.key in state.distinct_queries
-        if duplicate and self.duplicates == "refuse":
-            found = _ResolvedQuery("DUPLICATE_QUERY", found.key)
         labels, observation = self._format_results(found, state.seed, action.number)
         state = replace(state, queries=state.queries + 1)
         if found.key and not duplicate:
@@ -207,16 +195,16 @@ class KgEnvironment(Environment):
         labels = list(found.labels)
         if self.order == "shuffled":
             random.Random(f"kg/{seed}/{number}").shuffle(labels)
-        room = self.max_chars - OVERHEAD
-        count = count_fitting_labels(labels, prefix=found.heading, limit=self.limit, max_chars=room)
-        body = format_label_list(labels, prefix=found.heading, limit=self.limit, max_chars=room)
-        return labels[:count], format_information(body, max_chars=self.max_chars)
+        count, body = format_label_list(
+            labels, prefix=found.heading, limit=self.limit, max_chars=self.max_chars - OVERHEAD
+        )
+        return labels[:count], format_information(body, self.max_chars)
 
     def _refusal(self, error: Error, unknown: str = "") -> str:
         body = f"error {error}"
         if self.hints:
             body += f": {_HINTS[error]}".format(name=escape_text(unknown))
-        return format_information(body, max_chars=self.max_chars)
+        return format_information(body, self.max_chars)
 
 
 @lru_cache(maxsize=64)

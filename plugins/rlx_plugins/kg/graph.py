@@ -27,7 +27,7 @@ class Graph:
     The same facts in any order give the same graph, including numbers. Lookup by name ignores case
     and white space, and accepts names as `escape_text` shows them: an entity by label, id or alias,
     a relation by label or id. If several entities share a name, a label takes precedence over an
-    id, an id over an alias, and then the first entity; `clashes` lists such names.
+    id, an id over an alias, and then the first entity.
 
     Attributes:
         entities: entity numbers, in the order of labels, then ids.
@@ -94,11 +94,6 @@ class Graph:
         state.update(" ".join(map(str, self._spo.keys)).encode())
         return state.hexdigest()
 
-    @property
-    def clashes(self) -> Mapping[str, tuple[int, ...]]:
-        """Normalized names shared by several entities; the one found by lookup comes first."""
-        return self._entities.clashes
-
     def entity(self, name: str) -> int | None:
         """Returns the entity with this label, id or alias, or None."""
         return self._entities.numbers.get(_fold_name(name))
@@ -156,7 +151,7 @@ class Graph:
 
 
 @lru_cache(maxsize=8)
-def select_held_out_facts(graph: Graph, share: float, salt: str = "held out") -> frozenset[Triple]:
+def select_held_out_facts(graph: Graph, share: float) -> frozenset[Triple]:
     """Returns the facts held out for testing.
 
     All facts with the same subject and relation are held out together, selected by a hash of their
@@ -166,7 +161,6 @@ def select_held_out_facts(graph: Graph, share: float, salt: str = "held out") ->
 
     Args:
         share: share of these groups to hold out, in [0, 1).
-        salt: another text selects other facts.
 
     Raises:
         ValueError: `share` is out of range.
@@ -178,7 +172,7 @@ def select_held_out_facts(graph: Graph, share: float, salt: str = "held out") ->
     def is_test_fact(subject: int, relation: int, object_: int) -> bool:
         pair = (subject, object_) if relation in both_ways else (subject,)
         ids = sorted(graph.id(entity) for entity in pair)
-        text = "\0".join([salt, graph.relation_id(relation), *ids])
+        text = "\0".join(["held out", graph.relation_id(relation), *ids])
         drawn = hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=8).digest()
         return int.from_bytes(drawn, "big") < share * (1 << 64)
 
@@ -216,10 +210,8 @@ class _Index:
         """The distinct b of triples (a, b, ·)."""
         found: list[int] = []
         width, offset = self._third, a * self._second
-        at, end = (
-            self._find_insertion_index(offset * width),
-            self._find_insertion_index((offset + self._second) * width),
-        )
+        at = bisect_left(self.keys, offset * width)
+        end = bisect_left(self.keys, (offset + self._second) * width)
         while at < end:
             pair = self.keys[at] // width
             found.append(pair - offset)
@@ -229,24 +221,19 @@ class _Index:
     def list_third_ids(self, a: int, b: int) -> list[int]:
         """The c of triples (a, b, ·)."""
         first = (a * self._second + b) * self._third
-        at = self._find_insertion_index(first)
-        return [
-            key - first for key in self.keys[at : self._find_insertion_index(first + self._third)]
-        ]
+        at, end = bisect_left(self.keys, first), bisect_left(self.keys, first + self._third)
+        return [key - first for key in self.keys[at:end]]
 
     def __iter__(self) -> Iterator[Triple]:
         for key in self.keys:
             pair, c = divmod(key, self._third)
             yield *divmod(pair, self._second), c
 
-    def _find_insertion_index(self, key: int) -> int:
-        return bisect_left(self.keys, key)
-
 
 class _Names:
     """Ids, labels, kinds and aliases of entities or relations, by number."""
 
-    __slots__ = ("aliases", "clashes", "ids", "kinds", "labels", "numbers")
+    __slots__ = ("aliases", "ids", "kinds", "labels", "numbers")
 
     def __init__(
         self,
@@ -268,7 +255,6 @@ class _Names:
             if aliases.get(id_)
         }
         self.numbers: dict[str, int] = {}
-        self.clashes: dict[str, tuple[int, ...]] = {}
         for number, label in enumerate(self.labels):
             self._register_name(label, number)
         for number, id_ in enumerate(self.ids):
@@ -290,11 +276,7 @@ class _Names:
                 f"{self.ids[number]!r} has a name without visible characters: {name!r}"
             )
         key = name if folded == name else folded  # shares one string object where they are equal
-        first = self.numbers.setdefault(key, number)
-        if first != number:
-            known = self.clashes.get(folded, (first,))
-            if number not in known:
-                self.clashes[folded] = (*known, number)
+        self.numbers.setdefault(key, number)
 
 
 def _fold_name(name: str) -> str:

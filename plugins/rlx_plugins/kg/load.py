@@ -4,11 +4,35 @@ from functools import lru_cache
 from importlib.resources import as_file, files
 from pathlib import Path
 
+from rlx.plugin import expand_path
 from rlx_plugins.kg.graph import Graph
 from rlx_plugins.kg.text import has_visible_text
 from rlx_plugins.records import read_text_lines
 
+WORLD = "world"
 _NAMES = ("rlx:label", "rlx:kind", "rlx:alias")
+
+
+def load_named_graph(name: str) -> Graph:
+    """Returns the shipped graph for `world`, else the file's graph, cached until the file changes.
+
+    Raises:
+        OSError: the file cannot be read.
+        ValueError: it is malformed; the message names file and line.
+    """
+    if name == WORLD:
+        return load_world_graph()
+    path = expand_path(name)
+    try:
+        stamp = path.stat()
+    except OSError as error:
+        raise OSError(f"cannot read the graph {path}: {error.strerror}") from None
+    return _load_graph_file(path, stamp.st_mtime_ns, stamp.st_size)
+
+
+def build_source_name(name: str) -> str:
+    """A short name for `data_source`, such as `kg.world`."""
+    return f"kg.{Path(name).name.split('.')[0]}"
 
 
 @lru_cache(maxsize=1)
@@ -16,6 +40,11 @@ def load_world_graph() -> Graph:
     """Returns the graph shipped with rlx: countries, capitals, borders, currencies and so on."""
     with as_file(files("rlx_plugins.kg") / "data" / "world.tsv") as path:
         return read_graph(path)
+
+
+@lru_cache(maxsize=4)
+def _load_graph_file(path: Path, modified: int, size: int) -> Graph:
+    return read_graph(path)
 
 
 def read_graph(path: Path) -> Graph:

@@ -1,31 +1,42 @@
-"""Problems of the task `kg` from files: questions with their own graphs, kept compressed."""
+"""Problems of the task `kg` from files: questions with their own graphs, kept compressed.
+
+The format is that of RoG on the Hugging Face hub, for WebQSP and CWQ: `id`, `question`, `answer`,
+`q_entity` and `graph`, all by name.
+"""
 
 import json
 import zlib
-from collections.abc import Iterator
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
 from rlx.plugin import Problem, Split
-from rlx_plugins.kg.prompts import fill_prompt
-from rlx_plugins.kg.source import source_name
-from rlx_plugins.kg.subgraphs import FileQuestion, find_name_files, read_questions
-from rlx_plugins.records import Source, Stamp
+from rlx_plugins.kg.load import build_source_name
+from rlx_plugins.kg.text import fill_prompt, has_visible_text
+from rlx_plugins.records import Source, Stamp, get_value_at_path
 
 _LEVEL = 1
 """Compression level: the fastest. Facts share few names, so it already saves nine tenths."""
 
 
 class KgQuestionFiles(BaseModel):
-    """Files of questions with their own graphs, in a format of `read_questions`."""
+    """Files of questions with their own graphs: `.jsonl`, `.jsonl.gz` or `.parquet`."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     train: Path
     test: Path
+
+    def digests(self) -> dict[str, str]:
+        """Returns digests of the records of both files."""
+        return {
+            **Source(path=self.train).digests("train"),
+            **Source(path=self.test).digests("test"),
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,9 +73,7 @@ def load_file_problems(
         OSError: a file cannot be read.
         ValueError: a file is malformed, or no problem is left.
     """
-    paths = [files.train, files.test]
-    beside = [found for path in paths for found in find_name_files(path)]
-    return _load_split(files, split, prompt, Source(path=(*paths, *beside)).stamps())
+    return _load_split(files, split, prompt, Source(path=(files.train, files.test)).stamps())
 
 
 @lru_cache(maxsize=4)
@@ -74,14 +83,17 @@ def _load_split(
     path = files.train if split == "train" else files.test
     tested = _load_split(files, "test", prompt, stamps) if split == "train" else ()
     known = {name for problem in tested for name in _list_identities(problem)}
-    problems = tuple(
-        problem
-        for problem in _build_file_problems(path, split, prompt)
-        if known.isdisjoint(_list_identities(problem))
-    )
+    problems = []
+    for where, record in Source(path=path).rows():
+        try:
+            problem = _read_problem(record, split, path, prompt)
+        except ValueError as error:
+            raise ValueError(f"{where}: {error}") from None
+        if problem.bare.fields["answers"] and known.isdisjoint(_list_identities(problem)):
+            problems.append(problem)
     if not problems:
         raise ValueError(f"{path}: holds no question with an answer for the split {split!r}")
-    return problems
+    return tuple(problems)
 
 
 def _list_identities(problem: FileProblem) -> tuple[str, str]:
@@ -89,22 +101,45 @@ def _list_identities(problem: FileProblem) -> tuple[str, str]:
     return f"id {problem.bare.id}", f"question {problem.bare.fields['question']}"
 
 
-def _build_file_problems(path: Path, split: Split, prompt: str) -> Iterator[FileProblem]:
-    for record in read_questions(path):
-        if record.answers:
-            yield _build_file_problem(record, split, path, prompt)
-
-
-def _build_file_problem(record: FileQuestion, split: Split, path: Path, prompt: str) -> FileProblem:
+def _read_problem(record: Mapping[str, Any], split: Split, path: Path, prompt: str) -> FileProblem:
+    question = _require_visible_text(get_value_at_path(record, "question"), "question")
+    answers = [_require_visible_text(n, "an answer") for n in _get_list(record, "answer")]
+    entities = [_require_visible_text(n, "an entity") for n in _get_list(record, "q_entity")]
+    triples = []
+    for fact in _get_list(record, "graph"):
+        if not isinstance(fact, list) or len(fact) != 3:
+            raise ValueError(f"expected a fact of three parts, got {fact!r}")
+        parts = zip(fact, ("a subject", "a relation", "an object"), strict=True)
+        triples.append([_require_visible_text(value, what) for value, what in parts])
     fields = {
-        "question": record.question,
-        "answers": [list(names) for names in record.answers],
+        "question": question,
+        "answers": [[name] for name in dict.fromkeys(answers)],
         "any_of": False,
         "type": "file",
-        "data_source": source_name(str(path)),
+        "data_source": build_source_name(str(path)),
         "split": split,
-        "start": list(record.entities),
+        "start": entities,
     }
-    text = fill_prompt(prompt, record.question, record.entities)
-    packed = zlib.compress(json.dumps(record.triples).encode(), _LEVEL)
-    return FileProblem(Problem(id=f"kg/{record.id}", prompt=text, fields=fields), packed)
+    text = fill_prompt(prompt, question, entities)
+    id_ = f"kg/{get_value_at_path(record, 'id')}"
+    packed = zlib.compress(json.dumps(triples).encode(), _LEVEL)
+    return FileProblem(Problem(id=id_, prompt=text, fields=fields), packed)
+
+
+def _get_list(record: Mapping[str, Any], field: str) -> list[Any]:
+    value = get_value_at_path(record, field)
+    if not isinstance(value, list):
+        raise ValueError(f"expected a list as {field}, got {value!r}")
+    return value
+
+
+def _require_visible_text(value: Any, what: str) -> str:
+    if not isinstance(value, str) or not value.strip():
+        raise ValueError(f"expected non-empty text as {what}, got {value!r}")
+    if value.isprintable():  # the usual case, and much faster
+        return value
+    if any("\ud800" <= character <= "\udfff" for character in value):
+        raise ValueError(f"a lone surrogate is not a character: {value!r}")
+    if not has_visible_text(value):
+        raise ValueError(f"expected visible text as {what}, got {value!r}")
+    return value

@@ -6,7 +6,7 @@ France"). A path is the sequence of facts on one such walk.
 """
 
 import random
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import combinations
@@ -104,19 +104,13 @@ def _generate_questions(graph: Graph, type_: Type) -> Iterator[tuple[KgQuestion,
     for start in starts:
         for directions in TYPES[type_]:
             for chain, paths in _find_hop_chains(graph, start, directions, grammar):
-                question = _build_graph_question(graph, type_, start, chain, paths)
-                if start not in question.answers:
+                hops = zip(chain, paths[0], strict=True)
+                kinds = tuple(graph.kind(_get_hop_end(hop, triple)) for hop, triple in hops)
+                answers = sorted({_get_hop_end(chain[-1], path[-1]) for path in paths})
+                if start not in answers:
                     whole = tuple(triple for path in paths for triple in path)
+                    question = KgQuestion(type_, (start,), chain, kinds, tuple(answers))
                     yield question, [whole] if type_ == "count" else paths
-
-
-def _build_graph_question(
-    graph: Graph, type_: Type, start: int, chain: tuple[Hop, ...], paths: Sequence[_Path]
-) -> KgQuestion:
-    first = [_get_hop_end(hop, triple) for hop, triple in zip(chain, paths[0], strict=True)]
-    answers = sorted({_get_hop_end(chain[-1], path[-1]) for path in paths})
-    kinds = tuple(graph.kind(entity) for entity in first)
-    return KgQuestion(type_, (start,), chain, kinds, tuple(answers))
 
 
 def _find_hop_chains(
@@ -134,23 +128,23 @@ def _find_hop_chains(
             ends = {_get_hop_end(chain[-1], path[-1]) for path in paths} if chain else {start}
             if len(ends) > 1 and directions[depth - 1] != "both":
                 continue
-            for relation in _list_next_relations(graph, ends, direction, grammar):
+            relations = graph.head_relations if direction == "head" else graph.tail_relations
+            known = {relation for entity in ends for relation in relations(entity)}
+            for relation in sorted(known & grammar[direction]):
                 if chain == (("head", relation),) and direction == "tail":
                     continue
                 hop = (direction, relation)
                 further = [
                     (*path, triple)
                     for path in paths
-                    for triple in _list_hop_triples(graph, _get_path_end(start, chain, path), hop)
+                    for triple in _list_hop_triples(
+                        graph, _get_hop_end(chain[-1], path[-1]) if path else start, hop
+                    )
                 ]
                 if len(further) <= _WIDEST:
                     longer.append(((*chain, hop), further))
         walks = longer
     return iter(walks)
-
-
-def _get_path_end(start: int, chain: Sequence[Hop], path: _Path) -> int:
-    return _get_hop_end(chain[-1], path[-1]) if path else start
 
 
 def _get_hop_end(hop: Hop, triple: Triple) -> int:
@@ -162,13 +156,6 @@ def _list_hop_triples(graph: Graph, entity: int, hop: Hop) -> list[Triple]:
     if direction == "head":
         return [(subject, relation, entity) for subject in graph.heads(entity, relation)]
     return [(entity, relation, object_) for object_ in graph.tails(entity, relation)]
-
-
-def _list_next_relations(
-    graph: Graph, entities: Iterable[int], direction: Direction, grammar: _Grammar
-) -> list[int]:
-    relations = graph.head_relations if direction == "head" else graph.tail_relations
-    return sorted({r for entity in entities for r in relations(entity)} & grammar[direction])
 
 
 def _generate_intersection_questions(
@@ -237,7 +224,7 @@ _NOUN: Mapping[Direction, str] = {
     "head": "the {kind} whose {relation} is {entity}",
     "both": "a {kind} that {relation} {entity}",
 }
-NO_KIND = "thing"
+_NO_KIND = "thing"
 
 
 def list_question_templates(question: KgQuestion, every: bool) -> tuple[str, ...]:
@@ -252,7 +239,7 @@ def list_question_templates(question: KgQuestion, every: bool) -> tuple[str, ...
 
 def format_question(view: GraphView, question: KgQuestion, template: str) -> str:
     """Returns the text of a question with the names of a world, with single spaces."""
-    kind = question.kinds[-1] or NO_KIND
+    kind = question.kinds[-1] or _NO_KIND
     names = [escape_text(view.label(entity)) for entity in question.starts]
     verbs = [escape_text(view.relation_name(relation)) for _, relation in question.chain]
     if question.type == "intersection":
@@ -264,15 +251,5 @@ def format_question(view: GraphView, question: KgQuestion, template: str) -> str
     (noun,) = names
     *inner, last = verbs
     for (direction, _), verb, middle in zip(question.chain, inner, question.kinds, strict=False):
-        noun = _NOUN[direction].format(relation=verb, entity=noun, kind=middle or NO_KIND)
+        noun = _NOUN[direction].format(relation=verb, entity=noun, kind=middle or _NO_KIND)
     return template.format(relation=last, entity=noun, kind=kind)
-
-
-def template_words() -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Returns the words that begin questions, and the other words of templates, without names."""
-    spoken = [t for group in (_ONE, _EVERY, _COUNT) for ts in group.values() for t in ts]
-    spoken += [*_SHARED, *_EVERY_SHARED]
-    first = dict.fromkeys(template.split()[0] for template in spoken)
-    later = [word for template in spoken for word in template.split()[1:]]
-    later += [w for t in (*_CONDITION.values(), *_NOUN.values()) for w in t.split()]
-    return tuple(first), tuple(dict.fromkeys(w for w in later if not w.startswith("{")))

@@ -5,14 +5,11 @@ Answers that share a name are one answer. Names are compared in escaped form (`e
 in question answering (`normalize_answer`).
 """
 
-import math
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 from typing import Any, ClassVar, Literal
-
-from pydantic import Field
 
 from rlx.plugin import Example, Reward, Sample, Score
 from rlx_plugins.answer_text import normalize_answer
@@ -116,26 +113,7 @@ def _build_rollout_example(
     return Example(name=name, sample=sample, value=value, reason=reason, options=options)
 
 
-class _RolloutReward(Reward):
-    otc: int | None = Field(None, ge=1)
-    """Multiply the value by `e^(1 - queries / otc)`, which rewards few queries; set to `max_turns`,
-    it is KG-R1's option of that name. Null does not scale the value."""
-
-    @property
-    def graded(self) -> bool:
-        """Whether the value is scaled, so that 1 does not mean right."""
-        return self.otc is not None
-
-    def _build_scaled_score(self, sample: Sample, value: float, reason: str | None = None) -> Score:
-        """A score with its factors as the parts `raw` and `otc`."""
-        if self.otc is None:
-            return Score(value, reason)
-        queries = sum("valid" in info for info in (*sample.history, sample.info))
-        scale = math.exp(1 - queries / self.otc)
-        return Score(value * scale, reason, {"raw": value, "otc": scale})
-
-
-class _AnswerSetReward(_RolloutReward, ABC):
+class _AnswerSetReward(Reward, ABC):
     """Compares the answer in the last turn with the right answers."""
 
     def score(self, sample: Sample) -> Score:
@@ -150,12 +128,10 @@ class _AnswerSetReward(_RolloutReward, ABC):
         kind, text = read_turn(sample.response)
         named = parse_named_answers(text, answers, max(_PIECES, pieces)) if kind == "answer" else []
         if not named or len(named) > _MAX_NAMES:
-            return self._build_scaled_score(
-                sample, 0.0, "no answer" if not named else "too many names"
-            )
+            return Score(0.0, "no answer" if not named else "too many names")
         wanted = 1 if sample.problem.get("any_of") else len({*answers.values()})
         value = self._value(named, wanted)
-        return self._build_scaled_score(sample, value, None if value == 1 else "wrong answer")
+        return Score(value, None if value == 1 else "wrong answer")
 
     @abstractmethod
     def _value(self, named: Sequence[int | str], wanted: int) -> float:
@@ -212,7 +188,6 @@ class KgExactMatch(_AnswerSetReward):
         ),
         _build_rollout_example("half of it, by F1", " France", 2 / 3, mode="f1"),
         _build_rollout_example("no answer", None, 0.0, reason="no answer"),
-        _build_rollout_example("one query of four", " UK", math.exp(0.75), any_of=True, otc=4),
         _build_rollout_example(
             "one answer given twice", " Beatles", 1.0, right=[["The Beatles"], ["Beatles"]]
         ),
@@ -241,7 +216,7 @@ class HitAt1(_AnswerSetReward):
         return float(isinstance(named[0], int))
 
 
-class RetrievalQuality(_RolloutReward):
+class RetrievalQuality(Reward):
     """1 if the results of a query contained a right answer, whatever was answered, else 0.
 
     If a problem has `evidence` (names as in `answers`), the results must contain one of it instead.
@@ -300,7 +275,7 @@ class RetrievalQuality(_RolloutReward):
         else:
             results = [normalize_name(name) for name in _list_query_results(sample, "")]
             found = any(name in result for result in results for name in wanted)
-        return self._build_scaled_score(sample, float(found), None if found else "not retrieved")
+        return Score(float(found), None if found else "not retrieved")
 
 
 def _list_query_results(sample: Sample, kind: str) -> Iterable[str]:

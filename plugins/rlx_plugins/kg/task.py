@@ -3,19 +3,17 @@
 import random
 from collections.abc import Mapping, Sequence
 from functools import lru_cache, reduce
-from hashlib import file_digest
 from itertools import count
 from operator import add
-from pathlib import Path
 from typing import Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from rlx.plugin import Action, Demonstration, Plugin, Problem, Split, expand_path
-from rlx_plugins.kg.demonstrations import MIX, Mode, next_turn
+from rlx.plugin import Action, Demonstration, Plugin, Problem, Split
+from rlx_plugins.kg.demonstrations import MIX, next_turn
 from rlx_plugins.kg.environment import KgEnvironment
 from rlx_plugins.kg.graph import Graph
-from rlx_plugins.kg.prompts import check_prompt_template, fill_prompt
+from rlx_plugins.kg.load import WORLD, build_source_name, load_named_graph
 from rlx_plugins.kg.question_files import KgQuestionFiles, load_file_problems
 from rlx_plugins.kg.questions import (
     KgQuestion,
@@ -24,13 +22,16 @@ from rlx_plugins.kg.questions import (
     format_question,
     list_question_templates,
 )
-from rlx_plugins.kg.source import WORLD, load_named_graph, source_name
-from rlx_plugins.kg.subgraphs import find_name_files
+from rlx_plugins.kg.text import check_prompt_template, fill_prompt
 from rlx_plugins.kg.view import GraphView
 
 _ROUND = 1000
 """Problems per round; every round has the same number of problems of each type."""
 _ONE_HOP = ("forward", "inverse")
+_EASY_LESSONS = 12_800
+"""Number of initial lessons: good episodes, with one-hop questions if there are any."""
+_LESSON_WORLDS = 512
+"""Lessons use the worlds from 1 to this number, so that facts cannot be memorized."""
 _MAX_DEMONSTRATION_TURNS = 16
 """Maximum number of turns of a demonstration; no script needs as many."""
 
@@ -66,22 +67,12 @@ class KgTask(Plugin):
     prompt: str = "{question}"
     """Template of the prompt. `{entities}` shows the topic entities of the question, from which a
     search can start, escaped and in quotes: `"Ada", "Bob"`; `none` if there is none."""
-    curriculum: int = Field(12_800, ge=0)
-    """Number of initial lessons: good episodes, with one-hop questions if `types` has any."""
-    worlds: int = Field(512, ge=1)
-    """Lessons use the worlds from 1 to this number, so that facts cannot be memorized."""
-    demonstrations: dict[Type, dict[Mode, float]] = Field(default_factory=dict)
-    """Weights of the scripted policy's modes in later lessons, for types that should differ from
-    the default mix, in which a mistake is the most likely mode."""
 
-    @field_validator("types", "demonstrations")
+    @field_validator("types")
     @classmethod
-    def _check_weights(cls, value: dict[str, Any], info: Any) -> dict[str, Any]:
-        groups = {"": value} if info.field_name == "types" else value
-        for name, weights in groups.items():
-            if not weights or not all(0 < weight < float("inf") for weight in weights.values()):
-                of = f" of {name}" if name else ""
-                raise ValueError(f"the weights{of} must be finite and above 0, and at least one")
+    def _check_weights(cls, value: dict[Type, float]) -> dict[Type, float]:
+        if not value or not all(0 < weight < float("inf") for weight in value.values()):
+            raise ValueError("the weights must be finite and above 0, and at least one")
         return value
 
     @field_validator("prompt")
@@ -116,13 +107,10 @@ class KgTask(Plugin):
                 self._get_question_wordings(split)
 
     def data(self) -> Mapping[str, str]:
-        """Returns digests of the graph, or of the question files and the name files beside them."""
+        """Returns digests of the graph, or of the question files."""
         if self.files is None:
             return {"graph": load_named_graph(self.graph).digest}
-        paths = {"train": self.files.train, "test": self.files.test}
-        for split, path in [*paths.items()]:
-            paths |= {f"{split}/{beside.name}": beside for beside in find_name_files(path)}
-        return {name: _compute_file_digest(path) for name, path in paths.items()}
+        return self.files.digests()
 
     @property
     def stand_ins(self) -> str:
@@ -163,11 +151,11 @@ class KgTask(Plugin):
         if self.files is not None:
             raise NotImplementedError("task.files: questions from files have no lessons")
         rng = random.Random(f"kg/lesson/{seed}/{index}")
-        easy = index < self.curriculum
+        easy = index < _EASY_LESSONS
         weights = {t: w for t, w in self.types.items() if easy and t in _ONE_HOP} or self.types
         (type_,) = rng.choices(list(weights), list(weights.values()))
         question, template = rng.choice(self._get_question_wordings("train")[type_])
-        world = rng.randint(1, self.worlds)
+        world = rng.randint(1, _LESSON_WORLDS)
         mode: dict[str, Any] = {"mode": "good"} if easy else {}
         return self._problem("train", question, template, world=world, hide=self.held_out, **mode)
 
@@ -177,7 +165,7 @@ class KgTask(Plugin):
         """Returns the scripted policy's next turn; see `rlx_plugins.kg.demonstrations`."""
         fields = problem.fields
         view = GraphView(load_named_graph(self.graph), world=fields["world"], hide=fields["hide"])
-        modes = self.demonstrations.get(fields["type"], MIX[fields["type"]])
+        modes = MIX[fields["type"]]
         drawn = random.Random(f"kg/mode/{seed}")
         (mode,) = drawn.choices(list(modes), list(modes.values()))
         return next_turn(
@@ -234,7 +222,7 @@ class KgTask(Plugin):
             "answers": [[str(len(found))]] if counted else found,
             "any_of": self.answers == "one" and not counted,
             "type": question.type,
-            "data_source": source_name(self.graph),
+            "data_source": build_source_name(self.graph),
             "world": world,
             "hide": hide,
             "split": split,
@@ -314,8 +302,3 @@ def _build_round_slots(
 @lru_cache(maxsize=64)
 def _shuffle_kg_indices(purpose: str, passes: int, size: int) -> list[int]:
     return random.Random(f"kg/{purpose}/pass {passes}").sample(range(size), size)
-
-
-def _compute_file_digest(path: Path) -> str:
-    with expand_path(path).open("rb") as stream:
-        return file_digest(stream, "sha256").hexdigest()

@@ -1,9 +1,10 @@
-"""Formats observations; untrusted graph and model text can neither open nor close a tag in them."""
+"""Writes prompts and observations; untrusted text can neither open nor close a tag in them."""
 
 import unicodedata
 from bisect import bisect_right
 from collections.abc import Sequence
-from itertools import groupby
+
+from rlx_plugins.templates import fill_template, list_template_fields
 
 _OPEN, _CLOSE = "<information> ", " </information>"
 
@@ -11,7 +12,6 @@ OVERHEAD = len(_OPEN) + len(_CLOSE)
 """Number of characters that `format_information` adds to its body."""
 
 _NAME = 200
-_CUT = "…"
 
 
 class _Escapes(dict[int, str]):
@@ -54,91 +54,64 @@ def has_visible_text(text: str) -> bool:
     return bool(text.strip()) if text.isprintable() else bool(escape_text(text))
 
 
-def count_fitting_labels(
-    labels: Sequence[str],
-    *,
-    prefix: str = "",
-    limit: int | None = None,
-    max_chars: int | None = None,
-    grouped: bool = False,
-) -> int:
-    """Returns how many labels, from the first, `format_label_list` shows."""
-    most = len(labels) if limit is None else min(limit, len(labels))
-    if max_chars is None:
-        return most
-    most = min(most, max_chars)  # each takes more than a character
-    escaped = [escape_text(label) for label in labels[:most]]
-
-    def compute_text_length(count: int) -> int:
-        return len(_join_labels(escaped[:count], len(labels) - count, prefix, grouped))
-
-    if compute_text_length(most) <= max_chars:
-        return most
-    # Monotonic: a further label adds more characters than the digit that `+k` may lose.
-    return max(0, bisect_right(range(most), max_chars, key=compute_text_length) - 1)
-
-
 def format_label_list(
-    labels: Sequence[str],
-    *,
-    prefix: str = "",
-    limit: int | None = None,
-    max_chars: int | None = None,
-    grouped: bool = False,
-) -> str:
-    """Returns `prefix A, B, C`, or `prefix A, B, +1 more` if not all labels fit.
+    labels: Sequence[str], *, prefix: str, limit: int, max_chars: int
+) -> tuple[int, str]:
+    """Returns how many labels are shown, and the text: `prefix A, B` or `prefix A, B, +1 more`.
 
     Args:
         labels: untrusted texts; each is escaped.
         prefix: a heading such as `borders of France:`; untrusted as well.
-        limit: maximum number of labels shown; None for all.
-        max_chars: maximum length of the result in characters; None for no limit.
-        grouped: whether to group consecutive names such as `people.person.spouse` by the part
-            before the last dot: `people.person: parents, spouse; location.country: capital`.
+        limit: maximum number of labels shown.
+        max_chars: maximum length of the text in characters.
     """
-    count = count_fitting_labels(
-        labels, prefix=prefix, limit=limit, max_chars=max_chars, grouped=grouped
-    )
-    escaped = [escape_text(label) for label in labels[:count]]
-    text = _join_labels(escaped, len(labels) - count, prefix, grouped)
-    return text if max_chars is None else _truncate_text(text, max_chars)
+    most = min(limit, len(labels), max_chars)  # each takes more than a character
+    escaped = [escape_text(label) for label in labels[:most]]
+    heading = escape_text(prefix, None)
+
+    def join_labels(count: int) -> str:
+        hidden = len(labels) - count
+        listed = [*escaped[:count], *([f"+{hidden} more"] if hidden else [])]
+        return f"{heading} {', '.join(listed)}".strip()
+
+    if len(join_labels(most)) > max_chars:
+        # Monotonic: a further label adds more characters than the digit that `+k` may lose.
+        fits = bisect_right(range(most), max_chars, key=lambda count: len(join_labels(count)))
+        most = max(0, fits - 1)
+    return most, _truncate_text(join_labels(most), max_chars)
 
 
-def format_information(body: str, *, max_chars: int | None = None) -> str:
+def format_information(body: str, max_chars: int) -> str:
     """Returns `<information> body </information>`; truncation never removes the closing tag.
 
     Args:
         body: untrusted text; it is escaped as a whole.
-        max_chars: maximum length of the result in characters, including tags; None for no limit.
-
-    Raises:
-        ValueError: `max_chars` leaves no room between the tags.
+        max_chars: maximum length of the result in characters, above `OVERHEAD`.
     """
-    if max_chars is not None and max_chars <= OVERHEAD:
-        raise ValueError(f"an observation needs more than {OVERHEAD} characters, got {max_chars}")
-    room = None if max_chars is None else max_chars - OVERHEAD
-    return f"{_OPEN}{escape_text(body, room)}{_CLOSE}"
+    return f"{_OPEN}{escape_text(body, max_chars - OVERHEAD)}{_CLOSE}"
 
 
 def _truncate_text(text: str, limit: int) -> str:
-    if len(text) <= limit:
-        return text
-    return (text[: limit - 1].rstrip() + _CUT)[:limit]
+    return text if len(text) <= limit else (text[: limit - 1].rstrip() + "…")[:limit]
 
 
-def _join_labels(visible: Sequence[str], hidden: int, prefix: str, grouped: bool) -> str:
-    parts = [_join_name_groups(visible) if grouped else ", ".join(visible)] if visible else []
-    if hidden:
-        parts.append(f"+{hidden} more")
-    return " ".join([escape_text(prefix, None), ", ".join(parts)]).strip()
+def check_prompt_template(template: str) -> None:
+    """Checks that a template holds `{question}`, perhaps `{entities}`, and no other field.
+
+    Raises:
+        ValueError: it does not, or it is malformed.
+    """
+    names = set(list_template_fields(template))
+    if "question" not in names or names - {"question", "entities"}:
+        raise ValueError("must hold {question}, perhaps {entities}, and no other field")
 
 
-def _join_name_groups(names: Sequence[str]) -> str:
-    def get_name_prefix(name: str) -> str:
-        return name.rpartition(".")[0]
+def fill_prompt(template: str, question: str, entities: Sequence[str]) -> str:
+    """Returns a question's prompt.
 
-    groups = []
-    for shared, members in groupby(names, key=get_name_prefix):
-        own = ", ".join(name.removeprefix(f"{shared}.") if shared else name for name in members)
-        groups.append(f"{shared}: {own}" if shared else own)
-    return "; ".join(groups)
+    Entities are untrusted: each is escaped as in observations, and quoted as in a query, so that a
+    name with a comma can be copied. Without any entity, the text is `none`.
+    """
+    shown = [escape_text(name) for name in entities]
+    quoted = [f"'{name}'" if '"' in name else f'"{name}"' for name in shown]
+    return fill_template(template, {"question": question, "entities": ", ".join(quoted) or "none"})

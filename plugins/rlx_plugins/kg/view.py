@@ -1,15 +1,11 @@
 """Views of a graph for one episode: with permuted names, or without held-out facts."""
 
 import random
-from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
 from rlx_plugins.kg.graph import Graph, Triple, select_held_out_facts
-
-_RENAMED = 1 << 22
-"""Maximum number of cached entity renamings per graph, 8 bytes each."""
 
 
 class GraphView:
@@ -33,7 +29,7 @@ class GraphView:
             raise ValueError(f"worlds are numbered from 0, got {world}")
         self.graph, self.world, self.hide = graph, world, hide
         self.entities, self.relations = graph.entities, graph.relations
-        self._renaming = _build_worlds(graph).renaming(world) if world else None
+        self._renaming = _sample_renaming(graph, world) if world else None
         self._hidden = select_held_out_facts(graph, hide) if hide else frozenset()
 
     def entity(self, name: str) -> int | None:
@@ -129,39 +125,20 @@ class GraphView:
 class _Renaming(NamedTuple):
     """The entity whose name each entity has in a world, and the inverse permutation."""
 
-    name: "array[int]"
-    bearer: "array[int]"
+    name: tuple[int, ...]
+    bearer: tuple[int, ...]
 
 
-class _Worlds:
-    """The renamings of one graph, created on demand and cached up to a limit."""
-
-    def __init__(self, graph: Graph) -> None:
-        self._size = len(graph.entities)
-        self._members: dict[str, array[int]] = {}
-        for entity in graph.entities:
-            self._members.setdefault(graph.kind(entity), array("I")).append(entity)
-        self._kept: dict[int, _Renaming] = {}
-
-    def renaming(self, world: int) -> _Renaming:
-        """The permutation within each kind, drawn from the world's number."""
-        found = self._kept.get(world)
-        if found is None:
-            if len(self._kept) * self._size > _RENAMED:
-                self._kept.clear()
-            found = self._kept[world] = self._sample_renaming(world)
-        return found
-
-    def _sample_renaming(self, world: int) -> _Renaming:
-        name, bearer = (array("I", bytes(4 * self._size)) for _ in range(2))
-        for kind, own in self._members.items():
-            shuffled = random.Random(f"world {world}/{kind}").sample(own, len(own))
-            for entity, other in zip(own, shuffled, strict=True):
-                name[entity] = other
-                bearer[other] = entity
-        return _Renaming(name, bearer)
-
-
-@lru_cache(maxsize=8)
-def _build_worlds(graph: Graph) -> _Worlds:
-    return _Worlds(graph)
+@lru_cache(maxsize=64)
+def _sample_renaming(graph: Graph, world: int) -> _Renaming:
+    """A permutation within each kind, drawn from the world's number."""
+    members: dict[str, list[int]] = {}
+    for entity in graph.entities:
+        members.setdefault(graph.kind(entity), []).append(entity)
+    name, bearer = list(graph.entities), list(graph.entities)
+    for kind, own in members.items():
+        shuffled = random.Random(f"world {world}/{kind}").sample(own, len(own))
+        for entity, other in zip(own, shuffled, strict=True):
+            name[entity] = other
+            bearer[other] = entity
+    return _Renaming(tuple(name), tuple(bearer))

@@ -7,9 +7,9 @@ from rows import each_row
 
 from rlx_plugins.kg.graph import Graph
 from rlx_plugins.kg.load import load_world_graph
-from rlx_plugins.kg.prompts import check_prompt_template, fill_prompt
 from rlx_plugins.kg.protocol import read_query
 from rlx_plugins.kg.task import KgTask
+from rlx_plugins.kg.text import check_prompt_template, fill_prompt
 
 SHOWN = "{question}\nfrom {entities}"
 

@@ -1,7 +1,5 @@
 """Rewards of the agent's turns and rollouts."""
 
-import math
-
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -237,22 +235,6 @@ def test_an_error_that_echoes_the_answer_is_no_retrieval():
     assert "Atlantis" in said.observations[0]
     for match in ("exact", "substring"):
         assert RetrievalQuality(match=match).score(said).value == 0.0
-
-
-@each_row("reward", WHOLE)
-def test_a_scaled_value_says_that_it_is_no_verdict(reward):
-    assert (reward().graded, reward(otc=4).graded) == (False, True)
-
-
-@each_row("reward", WHOLE)
-@each_row("queries", [0, 1, 4])
-def test_fewer_queries_are_worth_more_where_that_is_asked_for(reward, queries):
-    asked = [("get_tail_entities", ["Berlin"])] * queries
-    said = rollout("Berlin", [["Berlin"]], asked=asked)
-    plain, scaled = reward().score(said), reward(otc=4).score(said)
-    assert scaled.value == pytest.approx(plain.value * math.exp(1 - queries / 4))
-    assert scaled.parts == {"raw": plain.value, "otc": pytest.approx(math.exp(1 - queries / 4))}
-    assert plain.parts == {}
 
 
 def test_graph_text_that_looks_like_an_answer_earns_nothing():

@@ -3,6 +3,8 @@
 import json
 from collections import Counter
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from pydantic import ValidationError
 from rows import each_row
@@ -104,8 +106,10 @@ def test_another_world_asks_the_same_of_other_names():
     assert sum(h.fields["answers"] == t.fields["answers"] for h, t in pairs) < 30  # 6 continents
 
 
-def test_lessons_are_easy_at_first_and_in_worlds_of_their_own():
-    task = KgTask(curriculum=200, worlds=20)
+def test_lessons_are_easy_at_first_and_in_worlds_of_their_own(monkeypatch):
+    monkeypatch.setattr("rlx_plugins.kg.task._EASY_LESSONS", 200)
+    monkeypatch.setattr("rlx_plugins.kg.task._LESSON_WORLDS", 20)
+    task = KgTask()
     easy = [task.lesson(i, 0) for i in range(200)]
     assert {p.stratum for p in easy} == {"forward", "inverse"}
     assert {p.fields["mode"] for p in easy} == {"good"}
@@ -124,8 +128,6 @@ def test_lessons_are_easy_at_first_and_in_worlds_of_their_own():
         ({"types": {}}, "types"),
         ({"types": {"forward": 0.0}}, "above 0"),
         ({"types": {"hop9": 1.0}}, "hop9"),
-        ({"demonstrations": {"hop2": {}}}, "hop2"),
-        ({"demonstrations": {"hop2": {"lucky": 1.0}}}, "lucky"),
         ({"held_out": 0.0}, "held_out"),
         ({"files": {"train": "a", "test": "b"}, "held_out": 0.2}, "held_out: has no effect"),
     ],
@@ -217,18 +219,35 @@ def test_what_cannot_be_shown_is_told_before_the_run(tmp_path):
         KgTask(files=KgQuestionFiles(train=good, test=bad)).check()
 
 
-@each_row("beside", ["entities.txt", "relations.txt", "entities_text.txt", "entities_names.json"])
-def test_files_of_names_belong_to_the_data(tmp_path, beside):
-    train, test = (written(tmp_path / f"{s}.jsonl", [row(0, s)]) for s in ("train", "test"))
-    task = KgTask(files=KgQuestionFiles(train=train, test=test))
+@each_row(
+    ("changes", "message"),
+    [
+        ({"graph": [["a", "b"]]}, "expected a fact of three parts, got ['a', 'b']"),
+        ({"graph": [["a", "b", ""]]}, "expected non-empty text as an object"),
+        ({"graph": [["a", "\u200b", "b"]]}, "visible text as a relation, got"),
+        ({"answer": ["\u200b"]}, "visible text as an answer, got"),
+        ({"answer": ["a\ud83d"]}, "a lone surrogate"),
+        ({"answer": "Jaxon"}, "expected a list as answer, got 'Jaxon'"),
+        ({"question": None}, "expected non-empty text as question"),
+    ],
+)
+def test_malformed_questions_are_refused_by_place(tmp_path, changes, message):
+    path = written(tmp_path / "a.jsonl", [row(0, "who"), row(1, "what") | changes])
+    with pytest.raises(ValueError) as caught:
+        KgTask(files=KgQuestionFiles(train=path, test=path)).check()
+    assert str(caught.value).startswith(f"{path} line 2: ") and message in str(caught.value)
+
+
+def test_the_records_belong_to_the_data_and_a_repeated_answer_is_one(tmp_path):
+    jsonl = written(tmp_path / "a.jsonl", [row(0, "who", ("b", "c", "b"))])
+    pq.write_table(pa.Table.from_pylist([row(1, "what")]), tmp_path / "b.parquet")
+    task = KgTask(files=KgQuestionFiles(train=jsonl, test=tmp_path / "b.parquet"))
+    assert task.problem("train", 0, 0).fields["answers"] == [["b"], ["c"]]
+    assert task.problem("test", 0, 0).fields["triples"][0] == ["Ada", "knows", "Bob"]
     before = task.data()
-    assert before.keys() == {"train", "test"}
-    (tmp_path / beside).write_text("one")
-    one = task.data()
-    (tmp_path / beside).write_text("two")
-    two = task.data()
-    assert one.keys() == two.keys() == {"train", "test", f"train/{beside}", f"test/{beside}"}
-    assert one != two and before.items() < one.items()
+    written(jsonl, [row(0, "whom")])
+    assert [name.split()[0] for name in before] == ["train", "test"]
+    assert task.data().keys() == before.keys() and task.data() != before
 
 
 def test_files_without_a_question_are_refused(tmp_path):

@@ -21,8 +21,9 @@ from .reader import (
     read_document,
     read_own_values,
     read_suite,
+    validate_document_values,
 )
-from .validation_errors import explain_validation_error
+from .validation_errors import explain_validation_error, validate_values
 from .yaml_source import YamlDocument, locate_diagnostic, parse_yaml_document, relocate_phase_fault
 
 __all__ = [
@@ -51,4 +52,6 @@ __all__ = [
     "read_suite",
     "relocate_phase_fault",
     "suggest_name",
+    "validate_document_values",
+    "validate_values",
 ]

@@ -13,10 +13,9 @@ from copy import deepcopy
 from dataclasses import dataclass, replace
 from importlib.resources import files
 from pathlib import Path, PurePath
-from typing import Any
+from typing import Any, TypeVar
 
-from pydantic import BaseModel, ValidationError
-from pydantic_core import to_json
+from pydantic import BaseModel
 
 from rlx.errors import EnvironmentFault, SpecError
 from rlx.plugin_files import (
@@ -37,7 +36,7 @@ from rlx.spec.reading.diagnostics import (
     format_key_path,
     suggest_name,
 )
-from rlx.spec.reading.validation_errors import explain_validation_error
+from rlx.spec.reading.validation_errors import validate_values
 from rlx.spec.reading.yaml_source import (
     Node,
     YamlDocument,
@@ -48,6 +47,7 @@ from rlx.spec.reading.yaml_source import (
 from rlx.spec.training import SuiteSpec
 from rlx.text import escape_unprintable
 
+_Model = TypeVar("_Model", bound=BaseModel)
 _EXTENDS = "extends"
 _IN_PYTHON = "<python>"
 _OVERRIDE = "<override>"
@@ -149,12 +149,20 @@ def read_suite(path: Path) -> SuiteSpec:
         SpecError: the file cannot be opened.
     """
     document = _read_mapping(path)
-    try:
-        return SuiteSpec.model_validate_json(to_json(document.tree), strict=True)
-    except ValidationError as error:
-        faults = explain_validation_error(error, SuiteSpec, document.tree)
+    return validate_document_values(SuiteSpec, document.tree, document)
+
+
+def validate_document_values(model: type[_Model], values: Any, document: YamlDocument) -> _Model:
+    """Returns values of a document as a model.
+
+    Raises:
+        InvalidSpec: lists every error in them.
+    """
+    found, faults = validate_values(model, values)
+    if found is None:
         located = [locate_diagnostic(fault, document) for fault in faults]
-        raise build_refusal(located, document.file) from None
+        raise build_refusal(located, document.file)
+    return found
 
 
 def _read_mapping(path: Path, name: str | None = None) -> YamlDocument:
@@ -250,10 +258,11 @@ def _extend(document: YamlDocument, folder: Path, chain: Sequence[Path]) -> Yaml
     nulls: list[KeyPath] = []
     root = _merge(base.root, document.root, (), nulls)
     merged = replace(document, root=root, bases=((base.file, base.text), *base.bases))
-    for refused in _find_refused_values(root.tree).intersection(nulls) if nulls else ():
-        section = merged.find(refused[:-1])
+    refused = validate_values(ExperimentSpec, root.tree)[1] if nulls else []
+    for at in {fault.path for fault in refused}.intersection(nulls):
+        section = merged.find(at[:-1])
         assert section is not None
-        del section.value[refused[-1]]
+        del section.value[at[-1]]
     return merged
 
 
@@ -294,15 +303,6 @@ def _merge(base: Node, own: Node, path: KeyPath, nulls: list[KeyPath]) -> Node:
         for key, node in own.value.items()
     }
     return replace(own, value={**base.value, **merged})
-
-
-def _find_refused_values(tree: Any) -> set[KeyPath]:
-    """Returns the paths of values that an experiment cannot have."""
-    try:
-        ExperimentSpec.model_validate_json(to_json(tree), strict=True)
-    except ValidationError as error:
-        return {fault.path for fault in explain_validation_error(error, ExperimentSpec, tree)}
-    return set()
 
 
 # Overrides ---------------------------------------------------------------------------------------

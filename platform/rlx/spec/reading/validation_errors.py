@@ -8,17 +8,18 @@ import re
 import types
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, Union, get_args, get_origin
+from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
-from pydantic_core import ErrorDetails
+from pydantic_core import ErrorDetails, to_json
 from typing_extensions import TypeAliasType
 
 from rlx.plugin import LARGEST, PLUGIN_FAULT, PluginSection
 from rlx.spec.base import KeyPath, get_at_path, list_yaml_keys
 from rlx.spec.reading.diagnostics import Diagnostic, build_error, did_you_mean, format_key_path
 
+_Model = TypeVar("_Model", bound=BaseModel)
 _ABSENT = object()
 _SELECTORS = frozenset({"engine", "kind", "name", "plugin", "strategy", "type"})
 """Keys that select what their section is."""
@@ -153,6 +154,15 @@ def _unwrap_type(expected: Any, field: FieldInfo | None = None) -> tuple[Any, _D
 
 
 # Faults ------------------------------------------------------------------------------------------
+
+
+def validate_values(model: type[_Model], values: Any) -> tuple[_Model | None, list[Diagnostic]]:
+    """Returns plain values as a model, or None and the errors of single values."""
+    try:
+        # Strict JSON mode accepts a list for a tuple, but rejects "5" or true for a number.
+        return model.model_validate_json(to_json(values), strict=True), []
+    except ValidationError as error:
+        return None, explain_validation_error(error, model, values)
 
 
 def explain_validation_error(

@@ -1,12 +1,13 @@
-"""Worker processes that keep live sessions of environments until these are closed.
+"""Worker processes that run chunks of calls, and keep live sessions until these are closed.
 
 One process, the keeper, forks the workers, watches their deadlines and replaces those that are
-lost. It runs no plugin. Sessions of a replayable environment share a few workers; any other session
-has a worker of its own, so that a call that hangs or waits costs no other session.
+lost. It runs no plugin.
 """
 
 import multiprocessing
 import pickle
+import signal
+import sys
 import time
 from collections import deque
 from collections.abc import Iterable
@@ -14,44 +15,47 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
+from pathlib import Path
 from queue import Empty, SimpleQueue
 from threading import Thread
 from typing import NamedTuple
 
 from rlx.errors import EnvironmentFault
-from rlx.reward.plugin_process import ChunkReport, ChunkWatch, JobProcess, start_worker
+from rlx.reward.plugin_process import ChunkReport, JobProcess, start_worker
 
-_CLOSING = 5.0
-"""Seconds in which the workers may close their sessions when a run ends."""
-_MAX_RESTARTS = 3
-"""How often a keeper that was killed is replaced while it has calls."""
+MAX_RESTARTS = 3
+"""How often processes that something killed are started again in a row."""
 
 
 class WorkerOrder(NamedTuple):
-    """A call for a worker.
+    """A chunk of calls for a worker.
 
     Attributes:
         worker: number of the worker, which is started if it is not there.
-        call: number of the call.
-        deadline: seconds that it may take.
-        memory_mb: MiB of address space that it may add to the worker's; None for any.
-        payload: the pickled job.
+        call: number of the order.
+        deadlines: seconds that each call may take.
+        payload: the pickled calls.
+        memory_mb: MiB of address space that they may add to the worker's; None for any.
+        answers: the file that keeps what rewards recall.
+        is_concurrent: whether the calls run beside each other.
     """
 
     worker: int
     call: int
-    deadline: float
-    memory_mb: int | None
+    deadlines: tuple[float, ...]
     payload: bytes
+    memory_mb: int | None
+    answers: Path | None = None
+    is_concurrent: bool = False
 
 
 class WorkerAnswer(NamedTuple):
-    """What became of a call.
+    """What became of an order.
 
     Attributes:
         call: its number.
         report: of the worker.
-        seconds: that it took, imports not counted.
+        seconds: that the last call took, imports not counted.
     """
 
     call: int
@@ -61,50 +65,50 @@ class WorkerAnswer(NamedTuple):
 
 @dataclass(slots=True)
 class _Worker:
-    """A worker of the keeper: its process, its calls, and how long the current one has taken."""
+    """A worker of the keeper: its process, and its orders, of which it carries out the first."""
 
     process: JobProcess = field(default_factory=JobProcess)
     queue: deque[WorkerOrder] = field(default_factory=deque)
-    watch: ChunkWatch | None = None
 
     def begin_next(self) -> ChunkReport | None:
-        """Starts the next call; returns how the process died if it cannot take it."""
+        """Starts the next order; returns how the process died if it cannot take it."""
         if not self.queue:
-            self.watch = None
             return None
         order = self.queue[0]
-        self.watch = ChunkWatch((order.deadline,))
+        chunk = pickle.dumps((order.payload, order.memory_mb, order.answers))
         try:
-            self.process.send(pickle.dumps((order.payload, order.memory_mb, None)))
+            self.process.begin(chunk, order.deadlines, is_concurrent=order.is_concurrent)
         except OSError:
             return self.process.report_death()
         return None
 
-    def check_call(self, *, is_ready: bool) -> ChunkReport | None:
-        """What became of the current call; None while it runs."""
-        assert self.watch is not None
-        return self.process.check_chunk(self.watch, {}, is_ready=is_ready)
 
+def keep_workers(orders: Connection, answers: Connection, closing_seconds: float) -> None:
+    """Carries out orders until the other end is closed; then closes all sessions.
 
-def keep_workers(orders: Connection, answers: Connection) -> None:
-    """Carries out orders until the other end is closed; then closes all sessions."""
+    Args:
+        orders: receives the orders.
+        answers: takes the answers.
+        closing_seconds: in which the workers may close their sessions.
+    """
     start_worker()
+    JobProcess.closed_in_children = (orders, answers)
     workers: dict[int, _Worker] = {}
     try:
         while True:
-            busy = {w.process.pipe: w for w in workers.values() if w.watch is not None}
-            looks = [w.watch.interval for w in busy.values() if w.watch is not None]
+            busy = {w.process.pipe: w for w in workers.values() if w.queue}
+            looks = [w.process.watch.interval for w in busy.values()]
             ready = wait([orders, *busy], min(looks, default=None))
             if orders in ready:
                 order = WorkerOrder(*orders.recv())
                 worker = workers.setdefault(order.worker, _Worker())
                 worker.queue.append(order)
-                if worker.watch is None:
+                if len(worker.queue) == 1:
                     _answer(answers, worker, worker.begin_next())
             for pipe, worker in busy.items():
-                _answer(answers, worker, worker.check_call(is_ready=pipe in ready))
+                _answer(answers, worker, worker.process.check(is_ready=pipe in ready))
     except (EOFError, OSError):  # the run has ended, or was killed
-        end = time.monotonic() + _CLOSING
+        end = time.monotonic() + closing_seconds
         for worker in workers.values():
             worker.process.dismiss()
         for worker in workers.values():
@@ -112,23 +116,24 @@ def keep_workers(orders: Connection, answers: Connection) -> None:
 
 
 def _answer(answers: Connection, worker: _Worker, report: ChunkReport | None) -> None:
-    """Answers calls that are over, and begins those after them."""
+    """Answers orders that are over, and begins those after them."""
     while report is not None:
-        assert worker.watch is not None
-        order, seconds = worker.queue.popleft(), worker.watch.spent.seconds
+        order, seconds = worker.queue.popleft(), worker.process.watch.spent.seconds
         answers.send(tuple(WorkerAnswer(order.call, report, seconds)))
-        if report.is_spent:
-            worker.process.end()
         report = worker.begin_next()
 
 
-class SessionKeeper:
-    """A keeper and the calls that it has; started by its first order.
+class WorkerKeeper:
+    """A keeper and the orders that it has; started by its first order.
 
     A thread reads its answers, so that neither side waits for the other to read.
+
+    Args:
+        closing_seconds: in which the workers may close their sessions in the end.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, closing_seconds: float = 0.0) -> None:
+        self._closing_seconds = closing_seconds
         self._orders: dict[int, WorkerOrder] = {}
         self._process: SpawnProcess | None = None
         self._channel: Connection
@@ -137,7 +142,7 @@ class SessionKeeper:
         self._lost = 0
 
     def send(self, order: WorkerOrder) -> None:
-        """Has a call carried out, after those of the same worker before it."""
+        """Has an order carried out, after those of the same worker before it."""
         self._orders[order.call] = order
         self._deliver([order])
 
@@ -145,7 +150,7 @@ class SessionKeeper:
         """The answers that are there; waits at most so many seconds for the first.
 
         Raises:
-            EnvironmentFault: the keeper was lost too often.
+            EnvironmentFault: the keeper does not start, or is lost too often.
         """
         answers: list[WorkerAnswer] = []
         while self._orders and (not answers or not self._answers.empty()):
@@ -162,14 +167,21 @@ class SessionKeeper:
         return answers
 
     def close(self) -> None:
-        """Closes all sessions, and ends the keeper with all its workers."""
+        """Closes all sessions, and ends the keeper with all its workers, even during a call."""
         self._orders.clear()
-        if self._process is not None:
-            self._channel.close()
-            self._process.join()
-            self._reader.join()
-            self._process.close()
-            self._process = None
+        self._end()
+
+    def _end(self) -> int | None:
+        """Ends the keeper; returns its exit code."""
+        process, self._process = self._process, None
+        if process is None:
+            return None
+        self._channel.close()
+        process.join()
+        self._reader.join()
+        code = process.exitcode
+        process.close()
+        return code
 
     def _deliver(self, orders: Iterable[WorkerOrder]) -> None:
         if self._process is None:
@@ -183,29 +195,34 @@ class SessionKeeper:
         theirs, self._channel = context.Pipe(duplex=False)
         answers, their_answers = context.Pipe(duplex=False)
         self._process = context.Process(
-            target=keep_workers, args=(theirs, their_answers), name="rlx-sessions", daemon=True
+            target=keep_workers,
+            args=(theirs, their_answers, self._closing_seconds),
+            name="rlx-workers",
+            daemon=True,
         )
         self._process.start()
         theirs.close()
         their_answers.close()
         self._answers = SimpleQueue()
         self._reader = Thread(
-            target=_read_answers, args=(answers, self._answers), name="rlx-sessions", daemon=True
+            target=_read_answers, args=(answers, self._answers), name="rlx-workers", daemon=True
         )
         self._reader.start()
 
     def _restart(self) -> None:
-        """Starts the keeper again and repeats the calls that have no answer."""
-        orders = dict(self._orders)
-        self.close()
+        """Starts the keeper again and repeats the orders that have no answer."""
+        code = self._end() or 0
         self._lost += 1
-        if self._lost > _MAX_RESTARTS:
+        if 0 < code != 128 + signal.SIGTERM:
             raise EnvironmentFault(
-                "the process that keeps the sessions of environments is lost again and again; is "
-                "there enough memory?"
+                f"worker processes cannot start: exit code {code}{_explain_script()}"
             )
-        self._orders = orders
-        self._deliver(orders.values())
+        if self._lost > MAX_RESTARTS:
+            raise EnvironmentFault(
+                f"worker processes are lost again and again (signal {abs(code)}); is there enough "
+                "memory?"
+            )
+        self._deliver(self._orders.values())
 
 
 def _read_answers(channel: Connection, answers: "SimpleQueue[WorkerAnswer | None]") -> None:
@@ -214,3 +231,11 @@ def _read_answers(channel: Connection, answers: "SimpleQueue[WorkerAnswer | None
         while True:
             answers.put(WorkerAnswer(*channel.recv()))
     answers.put(None)
+
+
+def _explain_script() -> str:
+    """A hint for scripts, which worker processes import: they must not start any themselves."""
+    main = sys.modules["__main__"]
+    if main.__spec__ is None and str(getattr(main, "__file__", "")).endswith(".py"):
+        return '; in a script, call rlx below `if __name__ == "__main__":`'
+    return ""
