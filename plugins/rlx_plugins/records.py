@@ -44,6 +44,8 @@ class Source(BaseModel):
     """Name of a dataset, such as `openai/gsm8k`."""
     config: str | None = None
     """Configuration of the hub's dataset."""
+    revision: str | None = None
+    """Commit, tag or branch of the hub's dataset."""
     split: str | None = None
     """Split of the hub's dataset."""
     limit: int | None = Field(None, ge=1)
@@ -55,8 +57,10 @@ class Source(BaseModel):
             raise ValueError("needs either `path` or `hub`")
         if self.hub is not None and self.split is None:
             raise ValueError("`hub` needs a `split`, such as `split: train`")
-        if self.hub is None and (self.config is not None or self.split is not None):
-            raise ValueError("`config` and `split` belong to `hub`")
+        if self.hub is not None and Path(self.hub).is_dir():  # its cache would hold what it was
+            raise ValueError(f"{self.hub} is a folder; `path` takes its files")
+        if self.hub is None and any((self.config, self.revision, self.split)):
+            raise ValueError("`config`, `revision` and `split` belong to `hub`")
         if not self.paths and self.hub is None:
             raise ValueError("`path` is an empty list")
         if other := next((p for p in self.paths if p.suffix in _OTHER_FORMATS), None):
@@ -113,7 +117,7 @@ class Source(BaseModel):
 
     def _read_all_rows(self) -> Iterator[Row]:
         if self.hub is not None:
-            yield from _load_hub_rows(self.hub, self.config, str(self.split))
+            yield from _load_hub_rows(self.hub, self.config, self.revision, str(self.split))
         for path in self.paths:
             if path.name.endswith((".jsonl", ".jsonl.gz")):
                 yield from read_json_lines(path)
@@ -247,7 +251,9 @@ def _widen_floats(table: Any) -> Any:
 # Hugging Face datasets ---------------------------------------------------------------------------
 
 
-def _load_hub_rows(name: str, config: str | None, split: str) -> Iterator[Row]:
+def _load_hub_rows(
+    name: str, config: str | None, revision: str | None, split: str
+) -> Iterator[Row]:
     where = f"{name} ({split})"
     try:
         library = import_module("datasets")
@@ -257,7 +263,7 @@ def _load_hub_rows(name: str, config: str | None, split: str) -> Iterator[Row]:
         ) from None
     library.disable_progress_bars()
     try:
-        found = library.load_dataset(name, config, split=split)
+        found = library.load_dataset(name, config, revision=revision, split=split)
     except OSError as error:  # a missing dataset, or a network error
         raise OSError(
             f"cannot read {where}: {error}. Without a network, it must already be in the cache: "

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from rows import each_row
-from sklearn.metrics import brier_score_loss, log_loss, roc_auc_score
+from sklearn.metrics import average_precision_score, brier_score_loss, log_loss, roc_auc_score
 
 from rlx.evaluation.calibration import (
     build_reliability_bins,
@@ -17,9 +17,15 @@ from rlx.evaluation.calibration import (
     compute_brier,
     compute_brier_skill,
     compute_clipped_losses,
+    compute_confidence_entropy,
+    compute_coverage_at_risk,
     compute_equal_mass_ece,
+    compute_error_auprc,
+    compute_excess_aurc,
     compute_expected_calibration_error,
+    compute_extreme_share,
     compute_maximum_calibration_error,
+    compute_murphy_decomposition,
     compute_wilson_interval,
     compute_within_auroc,
     measure_calibration,
@@ -77,12 +83,16 @@ def test_ranking_and_brier_agree_with_scikit_learn(pairs):
 
 
 @given(pairs)
-def test_likelihood_agrees_with_scikit_learn(pairs):
+def test_likelihood_and_errors_found_agree_with_scikit_learn(pairs):
     y, c = split(pairs)
     kept = c.clip(0.001, 0.999)
     nll = compute_clipped_losses(y, c).mean()
     assert nll == pytest.approx(log_loss(y, kept, labels=[0, 1]))
     assert nll == pytest.approx(-np.mean(np.log(np.where(y == 1, kept, 1 - kept))))
+    if y.min() == y.max():
+        assert compute_error_auprc(y, c) is None
+    else:
+        assert compute_error_auprc(y, c) == pytest.approx(average_precision_score(1 - y, -c))
 
 
 @given(pairs, st.sampled_from([1, 3, 10]))
@@ -96,6 +106,22 @@ def test_equal_mass_bins_keep_ties_together_and_know_ranks_alone(pairs, bins):
     ece = sum(n * abs(gap) for n, gap in gaps) / len(c)
     assert compute_equal_mass_ece(y, c, bins=bins) == pytest.approx(ece)
     assert compute_equal_mass_ece(y, c, bins=1) == pytest.approx(abs(c.mean() - y.mean()))
+
+
+@given(pairs, st.sampled_from([0, 0.05, 0.1, 0.5, 1]))
+def test_coverage_at_risk_is_the_best_of_all_thresholds(pairs, risk):
+    y, c = split(pairs)
+    kept = [c >= threshold for threshold in np.unique(c)]
+    shares = [k.mean() for k in kept if (1 - y[k]).sum() <= risk * k.sum() + 1e-9]
+    assert compute_coverage_at_risk(y, c, risk) == pytest.approx(max(shares, default=0))
+
+
+@given(pairs)
+def test_excess_area_is_nothing_where_the_order_is_right(pairs):
+    y, c = split(pairs)
+    assert compute_excess_aurc(y, c) >= -1e-12
+    every_right_one_first = (y + c / 2) / 2
+    assert compute_excess_aurc(y, every_right_one_first) == pytest.approx(0)
 
 
 @given(pairs, st.sampled_from([1, 4, 10, 15]))
@@ -114,6 +140,15 @@ def test_calibration_errors_agree_with_a_loop_over_the_rule(pairs, bins):
     assert compute_maximum_calibration_error(y, c, bins=bins) == pytest.approx(
         max(g for _, g in gaps)
     )
+
+
+@given(pairs)
+def test_murphy_adds_up_to_brier(pairs):
+    y, c = split(pairs)
+    m = compute_murphy_decomposition(y, c)
+    brier = m["reliability"] - m["resolution"] + m["uncertainty"]
+    assert brier == pytest.approx(compute_brier(y, c))
+    assert min(m.values()) >= 0
 
 
 @given(pairs, st.randoms(use_true_random=False))
@@ -150,6 +185,8 @@ def test_a_policy_that_knows_only_the_stratum_is_exposed():
     assert c["brier"] == pytest.approx(c["stratum_brier"])
     assert [c["by_stratum"][s]["auroc"] for s in "23"] == [0.5, 0.5] and c["within_auroc"] == 0.5
     assert c["by_stratum"]["3"]["accuracy"] == pytest.approx(0.2)
+    assert c["distinct_share"] == 0.1
+    assert c["entropy"] == pytest.approx(math.log(2))
 
 
 @given(pairs)
@@ -175,6 +212,13 @@ def test_no_constant_per_stratum_beats_the_stratum_predictor(pairs):
     strata = np.arange(len(y)) % 3
     constants = c[strata]
     assert compute_brier(y, stratum_predictor(y, strata)) <= compute_brier(y, constants) + 1e-12
+
+
+def test_betting_on_the_extremes_shows():
+    stated = np.array([0, 0.01, 0.011, 0.5, 0.989, 0.99, 1, 1])
+    assert compute_extreme_share(stated) == 5 / 8
+    assert compute_confidence_entropy(np.array([0.42, 0.45])) == 0
+    assert compute_confidence_entropy(np.arange(10) / 10) == pytest.approx(math.log(10))
 
 
 def test_one_class_gives_none_in_plain_json():

@@ -357,6 +357,8 @@ HERE = {"path": "a.jsonl"}
         ({"train": {"hub": "x/y"}, "held_out": 0.1}, "`hub` needs a `split`"),
         ({"train": {**HERE, "config": "main"}, "held_out": 0.1}, "belong to `hub`"),
         ({"train": {**HERE, "split": "train"}, "held_out": 0.1}, "belong to `hub`"),
+        ({"train": {**HERE, "revision": "v1"}, "held_out": 0.1}, "belong to `hub`"),
+        ({"train": {"hub": ".", "split": "train"}, "held_out": 0.1}, "is a folder"),
         ({"train": {"path": []}, "held_out": 0.1}, "empty list"),
         ({"train": {"path": "a.csv"}, "held_out": 0.1}, "must end in .jsonl, .jsonl.gz or"),
         ({"train": {"path": ["a.jsonl", "b.json"]}, "held_out": 0.1}, "b.json: its name must"),
@@ -449,6 +451,26 @@ def test_a_file_is_read_once_until_it_changes(tmp_path, monkeypatch):
 
 
 # Hugging Face datasets ----------------------------------------------------------------------------
+
+
+def test_datasets_of_the_hub_are_read_at_a_revision_or_said_to_be_away(monkeypatch):
+    datasets = pytest.importorskip("datasets")
+    rows = datasets.Dataset.from_list([{"prompt": str(n), "answer": n} for n in range(4)])
+    asked = []
+
+    def load_dataset(name, config, **options):
+        if name == "nobody/nothing":
+            raise FileNotFoundError("no such dataset")
+        asked.append((name, config, options))
+        return rows.select([3, 2, 1, 0])
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    source = {"hub": "some/sums", "config": "main", "revision": "v1", "split": "train"}
+    task = Dataset(train=source, held_out=0.5)
+    assert {p.prompt for split in task._splits().values() for _, p in split} == set("0123")
+    assert asked == [("some/sums", "main", {"revision": "v1", "split": "train"})]
+    with pytest.raises(OSError, match=r"cannot read nobody/nothing \(train\).* in the cache"):
+        Dataset(train={"hub": "nobody/nothing", "split": "train"}, held_out=0.5)._splits()
 
 
 def test_a_missing_library_says_how_to_install_it(monkeypatch):

@@ -2,7 +2,7 @@
 
 A policy whose confidence depends only on the kind of problem can look perfectly calibrated.
 `measure_calibration` therefore also reports the scores of a predictor that knows only the problem's
-stratum, and the metrics within each stratum.
+stratum, the metrics within each stratum, and how varied the confidences are.
 
 Two conventions hold throughout:
 
@@ -62,6 +62,32 @@ def compute_brier_skill(correct: ArrayLike, confidence: ArrayLike) -> float | No
     y, c = convert_to_pairs(correct, confidence)
     uncertainty = float(y.mean() * (1 - y.mean()))
     return None if uncertainty == 0 else 1 - compute_brier(y, c) / uncertainty
+
+
+def compute_murphy_decomposition(correct: ArrayLike, confidence: ArrayLike) -> dict[str, float]:
+    """Exact Murphy decomposition of the Brier score over the distinct confidence values v:
+    reliability - resolution + uncertainty. Lower reliability is better.
+
+        reliability = Σᵥ nᵥ/n (v - ȳᵥ)²
+        resolution  = Σᵥ nᵥ/n (ȳᵥ - ȳ)²
+        uncertainty = ȳ (1 - ȳ)
+
+    If nearly all confidences are distinct, the decomposition is uninformative: resolution then
+    approaches uncertainty for any confidences.
+
+    Reference:
+        Murphy, "A new vector partition of the probability score", 1973.
+    """
+    y, c = convert_to_pairs(correct, confidence)
+    values, slot, counts = np.unique(c, return_inverse=True, return_counts=True)
+    share = counts / len(y)
+    observed = np.bincount(slot, weights=y) / counts
+    mean = y.mean()
+    return {
+        "reliability": float(np.sum(share * (values - observed) ** 2)),
+        "resolution": float(np.sum(share * (observed - mean) ** 2)),
+        "uncertainty": float(mean * (1 - mean)),
+    }
 
 
 def compute_clipped_losses(correct: ArrayLike, confidence: ArrayLike) -> Floats:
@@ -203,6 +229,18 @@ def compute_within_auroc(
     return ranked / pairs if pairs else None
 
 
+def compute_confidence_entropy(confidence: Floats) -> float:
+    """Entropy of the histogram over 10 bins in nats: -Σ_b p_b ln p_b, from 0 to ln 10."""
+    share = np.bincount(_find_bins(confidence, 10)) / len(confidence)
+    share = share[share > 0]
+    return float(max(0.0, -np.sum(share * np.log(share))))
+
+
+def compute_extreme_share(confidence: Floats) -> float:
+    """Share of confidences no further than .01 from 0 or from 1."""
+    return float(np.mean((confidence <= 0.01) | (confidence >= 1 - 0.01)))
+
+
 def stratum_predictor(correct: ArrayLike, stratum: ArrayLike) -> Floats:
     """Each sample's stratum accuracy, measured on the same data, as its confidence: the best that a
     predictor knowing only the stratum can do.
@@ -313,6 +351,54 @@ def compute_accuracy_at_coverage(
     return float(1 - risk[int(np.ceil(round(coverage * len(risk), 9))) - 1])
 
 
+def compute_excess_aurc(correct: ArrayLike, confidence: ArrayLike) -> float:
+    """E-AURC: excess AURC over the best order, which ranks all correct answers first.
+
+    The best order's area is exact for these n answers, not its limit r + (1 - r) ln(1 - r).
+
+    Reference:
+        Geifman, Uziel and El-Yaniv, "Bias-reduced uncertainty estimation for deep neural
+        classifiers", 2019.
+    """
+    y, _ = convert_to_pairs(correct, confidence)
+    return compute_aurc(correct, confidence) - compute_aurc(y, y)
+
+
+def compute_coverage_at_risk(correct: ArrayLike, confidence: ArrayLike, risk: float) -> float:
+    """The largest share of answers that a threshold can keep with at most `risk` of them wrong.
+
+    A threshold keeps equal confidences together, so ties need no order. 0 if no threshold works.
+
+    Raises:
+        ValueError: risk is not in [0, 1].
+    """
+    if not 0 <= risk <= 1:
+        raise ValueError(f"risk is {risk}; it must lie in [0, 1]")
+    y, c = convert_to_pairs(correct, confidence)
+    values, slot, counts = np.unique(c, return_inverse=True, return_counts=True)
+    kept = np.cumsum(counts[::-1])
+    wrong = np.cumsum(np.bincount(slot, weights=1 - y, minlength=len(values))[::-1])
+    # Counts are integers, so only risk · kept has a rounding error.
+    fits = wrong <= risk * kept + 1e-9
+    return float(kept[fits].max() / len(y)) if fits.any() else 0.0
+
+
+def compute_error_auprc(correct: ArrayLike, confidence: ArrayLike) -> float | None:
+    """Average precision of detecting wrong answers by low confidence; None when labels are equal.
+
+    Reference:
+        Hendrycks and Gimpel, "A baseline for detecting misclassified and out-of-distribution
+        examples in neural networks", 2017 (AUPR-Error).
+    """
+    y, c = convert_to_pairs(correct, confidence)
+    if y.min() == y.max():
+        return None
+    _, slot, counts = np.unique(c, return_inverse=True, return_counts=True)
+    wrong = np.bincount(slot, weights=1 - y)
+    precision = np.cumsum(wrong) / np.cumsum(counts)
+    return float(wrong @ precision / wrong.sum())
+
+
 THRESHOLD = 0.5
 
 
@@ -414,6 +500,7 @@ def recalibrate_confidences(
 
 
 COVERAGES = (0.5, 0.8, 0.9)
+RISKS = (0.05, 0.1)
 
 
 def measure_calibration(
@@ -435,15 +522,20 @@ def measure_calibration(
           one; `readable_share`, the adherence to the format; `accuracy`; `mean_confidence`;
           `signed_gap`, their difference, positive where overconfident.
         * `brier`; `brier_skill`, 1 - brier / (base rate's Brier); `brier_recalibrated`, after an
-          increasing map that is fitted on other problems; `nll`, clipped at .001, in nats.
-        * `ece`, 10 equal-width bins; `ece_mass`, 10 bins of about equal counts; `ece_debiased`,
-          without the part that comes from having few answers per bin; `mce`, the largest gap of the
-          10 bins; the `bins` themselves.
+          increasing map that is fitted on other problems; `murphy`, its decomposition; `nll`,
+          clipped at .001, in nats.
+        * `ece`, 10 equal-width bins; `ece_15`; `ece_mass`, 10 bins of about equal counts;
+          `ece_debiased`, without the part that comes from having few answers per bin; `mce`, the
+          largest gap of the 10 bins; the `bins` themselves.
         * `auroc`; `auroc_one_bit`, of whether the confidence is at least .5: near `auroc`, the
           confidence says no more than yes or no; `within_auroc`, among answers to problems of the
-          same stratum: what it knows beyond the kind of problem.
-        * `aurc`, area under the risk-coverage curve, averaged over ties; `accuracy_at`, over the
-          most confident 50, 80 and 90 %, by coverage.
+          same stratum: what it knows beyond the kind of problem; `auprc_error`, average precision
+          of detecting errors.
+        * `aurc`, area under the risk-coverage curve, averaged over ties; `e_aurc`, its excess over
+          the best order; `accuracy_at`, over the most confident 50, 80 and 90 %, by coverage;
+          `coverage_at`, the largest coverage with at most 5 and 10 % wrong, by risk.
+        * `distinct_share`, distinct values / n; `extreme_share`, within .01 of 0 or 1; `entropy`,
+          of the histogram over the 10 bins, in nats.
         * `stratum_brier` and `stratum_auroc`, of predicting each stratum's accuracy in these data:
           an `auroc` near it means that the confidence reflects only the kind of problem;
           `by_stratum`, metrics within each stratum, by its label.
@@ -465,16 +557,24 @@ def measure_calibration(
         "brier": compute_brier(y, c),
         "brier_skill": compute_brier_skill(y, c),
         "brier_recalibrated": compute_recalibrated_brier(y, c, problems),
+        "murphy": compute_murphy_decomposition(y, c),
         "nll": float(compute_clipped_losses(y, c).mean()),
         "ece": compute_expected_calibration_error(y, c),
+        "ece_15": compute_expected_calibration_error(y, c, bins=15),
         "ece_mass": compute_equal_mass_ece(y, c),
         "ece_debiased": compute_debiased_ece(y, c),
         "mce": compute_maximum_calibration_error(y, c),
         "auroc": compute_auroc(y, c),
         "auroc_one_bit": compute_one_bit_auroc(y, c),
         "within_auroc": compute_within_auroc(y, c, labels),
+        "auprc_error": compute_error_auprc(y, c),
         "aurc": compute_aurc(y, c),
+        "e_aurc": compute_excess_aurc(y, c),
         "accuracy_at": {f"{q:g}": compute_accuracy_at_coverage(y, c, q) for q in COVERAGES},
+        "coverage_at": {f"{r:g}": compute_coverage_at_risk(y, c, r) for r in RISKS},
+        "distinct_share": len(np.unique(c)) / len(c),
+        "extreme_share": compute_extreme_share(c),
+        "entropy": compute_confidence_entropy(c),
         "bins": build_reliability_bins(y, c),
         "stratum_brier": compute_brier(y, known),
         "stratum_auroc": compute_auroc(y, known),
