@@ -40,7 +40,7 @@ WEIGHTS = "mp_rank_00_model_states.pt"
 PATIENCE = timedelta(minutes=10)
 
 
-class Engines:
+class Engine:
     """Writes files under DeepSpeed's names: rank 0 the weights, every rank its moments."""
 
     def __init__(self, ranks, step):
@@ -55,9 +55,9 @@ class Engines:
 
 
 def write(root, step, ranks):
-    """Writes a checkpoint of two engines."""
-    state, engine = RunState(step=step, **STATE_OF), Engines(ranks, step)
-    return write_checkpoint(root, state, engine, engine, ranks, keep=2)
+    """Writes a checkpoint of a learner and a critic."""
+    state, learner = RunState(step=step, **STATE_OF), SimpleNamespace(engine=Engine(ranks, step))
+    return write_checkpoint(root, state, learner, learner, ranks, keep=2)
 
 
 def work(what, folder, rank, count):
