@@ -1,7 +1,6 @@
 """Runs whose registry is a PostgreSQL server: it is restarted, and its password is seen nowhere."""
 
 import os
-import re
 import signal
 import time
 from contextlib import suppress
@@ -85,9 +84,6 @@ def test_the_password_is_seen_nowhere(home, url):
 def test_kills_at_random_moments_on_postgresql(home, team):
     fresh = team.url(team.create())
     trial = ("check", home.yaml, "--kills", 1, "--seed", 47, "--registry", fresh)
-    sets = {**home.mirrored, "evaluation.problems": 4}
-    done = home.rlx(*trial, sets=sets, seconds=3400)
+    done = home.rlx(*trial, sets={**home.small, "evaluation.problems": 4}, seconds=3400)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "1 of 1 killed runs have the same numbers as the uninterrupted run" in done.stdout
-    equal = re.search(r"trackers have all records of (\d+) of (\d+) runs", done.stdout)
-    assert equal is not None and equal[1] == equal[2] and int(equal[1]) >= 2, done.stdout
