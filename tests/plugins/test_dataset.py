@@ -7,6 +7,7 @@ import json
 import os
 import sys
 from collections import Counter
+from importlib import import_module
 
 import numpy as np
 import pyarrow as pa
@@ -454,7 +455,7 @@ def test_a_file_is_read_once_until_it_changes(tmp_path, monkeypatch):
 
 
 def test_datasets_of_the_hub_are_read_at_a_revision_or_said_to_be_away(monkeypatch):
-    datasets = pytest.importorskip("datasets")
+    datasets = import_module("datasets")  # slow
     rows = datasets.Dataset.from_list([{"prompt": str(n), "answer": n} for n in range(4)])
     asked = []
 
