@@ -6,7 +6,7 @@ from itertools import count
 from rlx.errors import EnvironmentFault, RlxError
 from rlx.launch.devices import build_device_request
 from rlx.launch.launcher import reconcile_job
-from rlx.launch.processes import has_lost_supervisor, is_job
+from rlx.launch.processes import is_abandoned, is_job
 from rlx.launch.run_access import (
     attempts_used,
     find_runs,
@@ -50,7 +50,6 @@ def run_queue(
     Args:
         registry: open for writing.
         url: URL of the registry, for supervisors.
-        ids: the runs.
         at_once: number of runs at a time.
         report: called once with why a run is skipped.
         look: called about once a second, and before the first run is started.
@@ -64,8 +63,9 @@ def run_queue(
             jobs = [run for run in runs if run.status in ("queued", *ALIVE) and is_job(run)]
             if jobs:
                 reconcile_job(registry, jobs[turn % len(jobs)])
-            alive = [run for run in runs if run not in jobs and _is_alive(run)]
-            waiting = [run for run in runs if run not in jobs and _waits(run)]
+            lost = [run for run in runs if run not in jobs and is_abandoned(run)]
+            alive = [r for r in runs if r not in (*jobs, *lost) and r.status in ALIVE]
+            waiting = [r for r in runs if r in lost or (r not in jobs and r.status == "queued")]
             if waiting and len(alive) < at_once:
                 why = _start_run(registry, waiting[0], url)
                 if why:
@@ -81,14 +81,6 @@ def run_queue(
         if not (jobs or alive or waiting):
             return
         clock.pause(QUEUE_CHECK_INTERVAL)
-
-
-def _is_alive(run: RunRecord) -> bool:
-    return run.effective_status in ALIVE and not has_lost_supervisor(run)
-
-
-def _waits(run: RunRecord) -> bool:
-    return run.effective_status in ("queued", "lost") or has_lost_supervisor(run)
 
 
 def _start_run(registry: Registry, run: RunRecord, url: str) -> str:

@@ -29,7 +29,6 @@ class RayLauncher(Launcher):
     reads_input: ClassVar[bool] = True
 
     def check(self) -> Iterator[Diagnostic]:
-        """Yields why Ray is not usable here, or why its cluster cannot be reached."""
         ray = list_packages()["ray"]
         if not ray.fits:
             message = f"launcher ray needs the package ray{ray.range}, found {ray.installed}"

@@ -33,7 +33,8 @@ START = 2.0
 
 class Kill(NamedTuple):
     """A process to kill: of which kind, and how many seconds after its run was submitted, or after
-    it has begun itself."""
+    it has begun itself.
+    """
 
     victim: str
     at_start: bool
@@ -62,12 +63,10 @@ def run_resume_trial(
 ) -> list[KillResult]:
     """Runs an experiment uninterrupted, then with kills, and compares every number except times.
 
-    Every other process is killed while it starts, so that six kills end each kind of process in
-    both ways. A run whose supervisor is killed is resumed by `rlx resume`; others go on by
-    themselves.
+    Every other process is killed while it starts. A run whose supervisor is killed is resumed by
+    `rlx resume`; others go on by themselves.
 
     Args:
-        spec: file of the experiment.
         home: empty folder for the runs; the caller removes it.
         overrides: `path=value`, as of `--set`.
         kills: number of runs, each killed once.
@@ -152,9 +151,8 @@ class _KillTrial:
         return (run.ended or run.created) - run.created - (max(trained) - min(trained))
 
     def kill_run(self, reference: str, kill: Kill) -> KillResult:
-        """Submits a run, kills one of its processes, and compares it.
-
-        A run that ends before its victim is there is repeated with an earlier kill.
+        """Submits a run, kills one of its processes, and compares it. A run that ends before its
+        victim is there is repeated with an earlier kill.
         """
         run_id = self.submit()
         if kill.at_start:
@@ -183,7 +181,7 @@ class _KillTrial:
 
 
 def _kill_one(run: RunRecord, victim: str) -> bool:
-    """Kills a process of the victim's kind; returns False if there is none."""
+    """Kills a process of the victim's kind; returns whether there is one."""
     for pid in _list_victims(run, victim):
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
@@ -206,15 +204,13 @@ def _list_victims(run: RunRecord, victim: str) -> Iterator[int]:
 
 
 OF_MACHINE = ("perf/", "sampler/restarts")
-"""Beginnings of the names of metrics that tell of the machine and not of the experiment: timings,
-and how often a process of the sampler was lost."""
+"""Beginnings of the names of metrics that tell of the machine and not of the experiment."""
 
 
 def find_run_differences(registry: Registry, one: str, other: str) -> Iterator[str]:
-    """Yields a sentence for each difference between two runs of one experiment.
-
-    Compares metrics, evaluations with the result of every problem, recorded rollouts with all
-    their token streams, and the exported weights.
+    """Yields a sentence for each difference between two runs of one experiment, in metrics,
+    evaluations with the result of every problem, recorded rollouts with all their token streams,
+    and exported weights.
     """
     runs = registry.run(one), registry.run(other)
     for run in runs:
@@ -229,7 +225,6 @@ def find_run_differences(registry: Registry, one: str, other: str) -> Iterator[s
 
 
 def _list_records(registry: Registry, run: RunRecord) -> Iterator[tuple[str, Any]]:
-    """Yields the name and the value of everything that is compared."""
     folder, results = locate_run_folder(run).root, registry.results
     for name, points in results.metrics(run.id).items():
         if not name.startswith(OF_MACHINE):

@@ -11,7 +11,6 @@ from rlx.checkpoint import pin_checkpoint
 from rlx.discovery import ExperimentPlugins, list_plugin_records
 from rlx.errors import SpecError
 from rlx.home import RunFolder
-from rlx.launch.failures import hold_reserve
 from rlx.launch.launcher import cancel_job, leave_job, reconcile_job, submit_job
 from rlx.launch.processes import (
     delay_interrupts,
@@ -54,10 +53,6 @@ def find_finished_runs(
 ) -> list[RunRecord | None]:
     """Finds for each experiment the newest finished run that is the same, before any check of it.
 
-    Args:
-        url: of the registry; it may not exist yet.
-        experiments: each with its plugins.
-
     Returns:
         The runs; None where there is none, or where it cannot be known, such as for a checkpoint
         to start from that is missing.
@@ -92,21 +87,8 @@ def start_experiment(
     queue: bool,
     anyway: bool = False,
 ) -> tuple[RunRecord, bool]:
-    """Records a run and starts its supervisor, or submits its job.
-
-    Args:
-        registry: the experiment's, open for writing.
-        read: the experiment.
-        plugins: its plugins.
-        again: run even if an identical run has finished or is active.
-        queue: leave the run to any worker.
-        anyway: train even where the first contact of a pretrained model shows no signal.
-
-    Returns:
-        The run, and whether it is new.
-
-    Raises:
-        InvalidSpec: the checkpoint to start from is missing, damaged, or of another model.
+    """Records a run as `submit_run` does, and starts its supervisor or submits its job, unless
+    `queue` leaves it to others.
     """
     job = read.spec.runner.launcher.submits_jobs
     record = partial(
@@ -122,7 +104,7 @@ def start_experiment(
 
 
 def _is_over(registry: Registry, run: RunRecord) -> bool:
-    """Returns whether a run has ended; records it as lost if its supervisor died silently."""
+    """Whether a run has ended; records it as lost if its supervisor died silently."""
     run = reconcile_job(registry, run)
     if run.status in ("failed", "stopped", "lost"):
         return True
@@ -132,11 +114,6 @@ def _is_over(registry: Registry, run: RunRecord) -> bool:
 
 def stop_run(registry: Registry, run_id: str, *, report: Report = log_report) -> None:
     """Stops a run between two steps, with a checkpoint; a second call stops it immediately.
-
-    Args:
-        registry: open for writing.
-        run_id: the run.
-        report: called with what was done.
 
     Raises:
         SpecError: the run is not running.
@@ -170,15 +147,13 @@ def _request_run_stop(registry: Registry, run: RunRecord, report: Report) -> Non
     if is_here and run.pid is not None and is_supervisor(run.pid, run.id):
         with suppress(ProcessLookupError, PermissionError):
             os.kill(run.pid, signal.SIGTERM)
-    if again:
-        report(f"{run.id}: asked to stop immediately, without a checkpoint")
-    else:
-        report(f"{run.id}: asked to stop (repeat to stop it immediately)")
+    how = "immediately, without a checkpoint" if again else "(repeat to stop it immediately)"
+    report(f"{run.id}: asked to stop {how}")
 
 
 def start_job(registry: Registry, run: RunRecord, registry_url: str) -> None:
     """Submits a run as a job if it needs one: it was just recorded here, the process that has
-    recorded it was killed, or its job was lost. Does nothing for a run that is no job.
+    recorded it was killed, or its job was lost.
 
     Raises:
         EnvironmentFault: the job system is not installed here, or rejects the job; the run stays
@@ -229,7 +204,6 @@ def continue_run(
             leave_job(registry, run, folder)  # whose state must not count any more
             if changed is not None:
                 put_spec(folder, changed)
-            hold_reserve(folder.reserve)
             _launch_run(registry, run, registry_url, is_job=is_job)
     return True
 
@@ -259,8 +233,6 @@ def watch_run(
     """Waits until a run has ended; records it as lost if its supervisor was killed on this machine.
 
     Args:
-        run_id: the run.
-        url: URL of the registry.
         show: called with what the run is doing.
         timeout: longest wait, in seconds; None waits as long as the run takes.
         clock: the time limit's.
@@ -288,9 +260,7 @@ def watch_run(
 
 
 def _record_lost_run(run: RunRecord, url: str) -> RunRecord:
-    """Records a run as lost, since its dead supervisor cannot; returns what has become of it."""
     ended = "was killed" if run.status == "running" else "ended before the run had begun"
-    reason = f"its supervisor, process {run.pid}, {ended}"
     with open_registry(url, read_only=False) as registry:
-        end_orphaned_run(registry, run, "lost", reason)
+        end_orphaned_run(registry, run, "lost", f"its supervisor, process {run.pid}, {ended}")
         return registry.run(run.id)

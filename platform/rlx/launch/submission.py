@@ -1,8 +1,7 @@
 """Records a run and starts its supervisor, detached from the terminal.
 
 A run's folder is complete before the run is recorded, in one transaction: a submission that is
-killed leaves either no run, or one that can be resumed. Every recorded run either starts or is
-marked as failed, so that none waits forever.
+killed leaves either no run, or one that can be resumed.
 """
 
 import errno
@@ -30,9 +29,8 @@ from rlx.checkpoint import copy_origin, pin_checkpoint
 from rlx.discovery import ExperimentPlugins, list_plugin_records
 from rlx.home import REGISTRY, RunFolder, get_rlx_home, tracking_url
 from rlx.importing import source_digest
-from rlx.launch.failures import hold_reserve
 from rlx.launch.processes import child_environment, has_ended, this_machine
-from rlx.launch.run_access import put_spec
+from rlx.launch.run_access import locate_run_folder, put_spec
 from rlx.model import choose_run_vocabulary
 from rlx.plugin_files import keep_for_runs
 from rlx.spec import TrackingSpec
@@ -48,8 +46,6 @@ from rlx_registry import (
 
 UNRECORDED = ".unrecorded-"
 """Name prefix of folders of runs that are not recorded yet, or were never recorded."""
-
-
 PACKAGES = ("torch", "deepspeed", "transformers", "mlflow", "sqlalchemy", "pydantic", "numpy")
 
 
@@ -67,12 +63,11 @@ def submit_run(
     Args:
         again: submit even if an identical run has finished or is active. A run under another name,
             or whose plugins were others, is not identical.
-        queue: leave the run to any worker.
+        queue: leave the run to whoever starts it.
         anyway: train even where the first contact of a pretrained model shows no signal.
 
     Returns:
-        The run, and whether it is new. Unless `again` is set, an identical run that has finished
-        or is active is returned instead.
+        The run, or the identical one, and whether it is new.
 
     Raises:
         InvalidSpec: the checkpoint to start from is missing, damaged, or of another model.
@@ -101,7 +96,6 @@ def submit_run(
         staged.root.mkdir()
         if (vocabulary := choose_run_vocabulary(spec, plugins)) is not None:
             vocabulary.save(staged.tokenizer)
-        hold_reserve(staged.reserve)
         staged.yaml.write_text(read.document.whole_text)
         copy_origin(registry, spec, staged)
         put_spec(staged, spec)
@@ -121,10 +115,7 @@ def submit_run(
 
 
 def describe_new_run(registry: Registry, run: RunRecord) -> str | None:
-    """Returns why a run is new although an earlier one has its spec and seed, or None.
-
-    Runs that ended without finishing do not count. A run with the same plugins is compared first.
-    """
+    """Why a run is new although an earlier one that counts has its spec and seed, or None."""
     earlier = [
         (find_changed_plugins(run.plugins, other.plugins), other)
         for other in registry.runs(digest=run.digest)
@@ -141,7 +132,6 @@ def describe_new_run(registry: Registry, run: RunRecord) -> str | None:
 
 
 def _remove_unrecorded(runs: Path) -> None:
-    """Removes the folders of this machine's submissions that were killed."""
     for folder in runs.glob(f"{UNRECORDED}{this_machine()}-*"):
         pid = folder.name.removeprefix(f"{UNRECORDED}{this_machine()}-").partition("-")[0]
         if has_ended(int(pid)):
@@ -154,15 +144,12 @@ def _record_folder(registry: Registry, run: RunRecord, read: LoadedSpec, folder:
     if is_job or run.status == "submitted":  # until it is started, the run is this process's
         starter = {"pid": os.getpid(), "host": this_machine()}
         record_supervisor(folder.root, os.getpid())
+    steps, origins = read.spec.steps, read.origins
     registry.update_run(
-        run.id,
-        directory=folder.root,
-        steps_total=read.spec.steps,
-        origins=read.origins,
-        **starter,
+        run.id, directory=folder.root, steps_total=steps, origins=origins, **starter
     )
-    registry.results.add_artifact(run.id, folder.yaml, "spec")
-    registry.results.add_artifact(run.id, folder.resolved_spec, "spec")
+    for file in (folder.yaml, folder.resolved_spec):
+        registry.results.add_artifact(run.id, file, "spec")
     for file in sorted(folder.tokenizer.glob("*.json")):
         registry.results.add_artifact(run.id, file, "tokenizer")
 
@@ -184,13 +171,8 @@ def start_supervisor(run: RunRecord, registry_url: str) -> int:
 
     Returns:
         Its process id.
-
-    Raises:
-        ValueError: the run has no folder.
     """
-    if run.directory is None:
-        raise ValueError(f"run {run.id} has no folder")
-    folder = RunFolder(Path(run.directory))
+    folder = locate_run_folder(run)
     with folder.log.open("ab") as log:
         process = subprocess.Popen(
             [sys.executable, "-m", "rlx.launch.supervisor", run.id],
@@ -205,7 +187,6 @@ def start_supervisor(run: RunRecord, registry_url: str) -> int:
 
 
 def collect_environment_versions() -> dict[str, Any]:
-    """Versions of Python, the platform and the packages that a run here would use."""
     return {
         "python": platform.python_version(),
         "platform": platform.platform(),
@@ -246,7 +227,6 @@ class Package:
     """One requirement of rlx and its installed version.
 
     Attributes:
-        name: of the distribution.
         range: versions that rlx was tested with, such as ">=2.11,<2.14"; "" for any.
         extra: the extra of rlx that requires it; "" for rlx itself.
         installed: installed version; None if it is not installed.
@@ -289,7 +269,6 @@ def list_packages() -> Mapping[str, Package]:
 
 
 def _find_version(name: str) -> str | None:
-    """The installed version of a distribution; None if it is not installed."""
     try:
         return version(name)
     except PackageNotFoundError:
