@@ -58,8 +58,7 @@ class ScoredRows:
     @classmethod
     def join(cls, batch: TokenBatch, mask: Tensor, **rewards: Any) -> "ScoredRows":
         """Joins rows with their `[B, T]` loss mask and the fields of `CreditInputs` that hold
-        rewards.
-        """
+        rewards."""
         return cls(
             batch=batch,
             rewards=CreditInputs(

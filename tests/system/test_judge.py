@@ -5,10 +5,8 @@ import os
 import random
 import re
 import signal
-import socket
 import sqlite3
 import subprocess
-import sys
 import zlib
 from pathlib import Path
 from threading import Thread
@@ -16,16 +14,15 @@ from threading import Thread
 import psutil
 import pytest
 import yaml
+from dashboards import START, serve
 from judge_server import JudgeServer
 from patience import wait_until
 
-from rlx.launch import find_run_differences
 from rlx.plugin import Sample
 from rlx.reward import RewardJob, RewardPool
 from rlx_plugins.judge import Judge, JudgeRanking
 
 ROOT = Path(__file__).parents[2]
-MAIN = "import sys; from rlx.cli import main; sys.exit(main())"
 TOKEN = "a-token-that-nobody-stores"
 TROUBLES = ("429", "500", "garbage", "form", "cut", "never")
 
@@ -53,22 +50,14 @@ def build_jobs(server, count, deadline=120.0, **options):
     judge = Judge(
         model="m", base_url=server.url, key="JUDGE_TOKEN", at_once=16, try_seconds=1.0, **options
     )
-    return [
-        RewardJob(
-            judge,
-            (
-                Sample(
-                    id=str(i),
-                    problem={"question": "?"},
-                    turn="answer",
-                    number=1,
-                    response=f"answer number {i}",
-                ),
-            ),
-            deadline,
-        )
-        for i in range(count)
-    ]
+    return [RewardJob(judge, (build_sample(i),), deadline) for i in range(count)]
+
+
+def build_sample(number):
+    return Sample(
+        id=str(number), problem={"question": "?"}, turn="answer", number=1,
+        response=f"answer number {number}",
+    )  # fmt: skip
 
 
 def list_values(outcomes):
@@ -190,9 +179,8 @@ def test_a_judged_run_that_is_killed_half_way_asks_nobody_twice(home):
         assert home.run(killed).status == "finished", home.run(killed).reason
         assert {prompt: server.asked[prompt] for prompt in before} == dict.fromkeys(before, 1)
         assert set(server.replied) == wanted and set(server.replied.values()) == {1}
-        with home.registry() as registry:
-            assert list(find_run_differences(registry, whole, killed)) == []
-            assert registry.run(killed).attempt > 1
+        assert home.differences(whole, killed) == []
+        assert home.run(killed).attempt > 1
     finally:
         server.close()
 
@@ -222,20 +210,9 @@ def test_rankings_and_limits_per_minute():
 
     server = JudgeServer(prefer)
     try:
-        judge = JudgeRanking(
-            model="m",
-            base_url=server.url,
-            key=None,
-            requests_per_minute=6000,
-            tokens_per_minute=1e6,
-        )
-        samples = tuple(
-            Sample(
-                id=str(i), problem={"question": "?"}, turn="answer", number=1,
-                response=f"answer number {i}",
-            )
-            for i in range(4)
-        )  # fmt: skip
+        limits = {"requests_per_minute": 6000, "tokens_per_minute": 1e6}
+        judge = JudgeRanking(model="m", base_url=server.url, key=None, **limits)
+        samples = tuple(map(build_sample, range(4)))
         with RewardPool(1, 1024) as pool:
             (outcome,) = pool.score([RewardJob(judge, samples, 60.0)])
         assert [v.value for v in outcome.verdicts] == pytest.approx([0, 1 / 3, 2 / 3, 1])
@@ -247,21 +224,11 @@ def test_rankings_and_limits_per_minute():
 def test_a_model_that_rlx_serves_is_a_judge(tmp_path):
     """The judge of experiments/judged, trained, served, and asked by the reward of its policy."""
     environment = {**os.environ, "RLX_HOME": str(tmp_path / "home"), "OMP_NUM_THREADS": "1"}
-    common = {"cwd": ROOT, "env": environment, "text": True}
-    trained = subprocess.run(
-        [sys.executable, "-c", MAIN, "submit", "experiments/judged/judge.yaml",
-         "--set", "phases.0.steps=1", "--set", "evaluation.problems=4",
-         "--set", "tracking.mlflow=null"],
-        capture_output=True, check=False, **common,
-    )  # fmt: skip
+    common = {"cwd": ROOT, "env": environment}
+    sets = ("phases.0.steps=1", "evaluation.problems=4", "tracking.mlflow=null")
+    submit = ("submit", "experiments/judged/judge.yaml", *(f"--set={one}" for one in sets))
+    trained = subprocess.run([*START, *submit], capture_output=True, text=True, **common)
     assert trained.returncode == 0, trained.stderr
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    serve = [sys.executable, "-c", MAIN, "serve", "latest", "--no-token", "--port", str(port)]
-    url = f"http://127.0.0.1:{port}/v1"
-    judge = build_judge(Judge, "policy.yaml", "judged", url)
-    comparing = build_judge(JudgeRanking, "ranked.yaml", "ranked", url)
     pairs = [(w, s, n) for w, s in (("plus", "+"), ("minus", "-"), ("times", "*")) for n in (3, 44)]
     rows = [
         Sample(
@@ -271,21 +238,16 @@ def test_a_model_that_rlx_serves_is_a_judge(tmp_path):
         for word, sign, n in pairs
         for shown in (sign, *(other for other in "+-*" if other != sign))
     ]  # fmt: skip
-    with subprocess.Popen(serve, stderr=subprocess.PIPE, **common) as process:
-        try:
-
-            def listens():
-                assert process.poll() is None, process.communicate()[1]
-                with socket.socket() as probe:
-                    return probe.connect_ex(("127.0.0.1", port)) == 0
-
-            wait_until("the judge to listen", listens)
-            with RewardPool(1, 1024) as pool:
-                outcomes = pool.score([RewardJob(judge, (row,), 300.0) for row in rows])
-                groups = [tuple(rows[at : at + 3]) for at in range(0, len(rows), 3)]
-                ranked = pool.score([RewardJob(comparing, group, 300.0) for group in groups])
-        finally:
-            process.kill()
+    with (
+        serve("serve", "latest", "--no-token", environment=environment, cwd=ROOT) as (_, port),
+        RewardPool(1, 1024) as pool,
+    ):
+        url = f"http://127.0.0.1:{port}/v1"
+        judge = build_judge(Judge, "policy.yaml", "judged", url)
+        comparing = build_judge(JudgeRanking, "ranked.yaml", "ranked", url)
+        outcomes = pool.score([RewardJob(judge, (row,), 300.0) for row in rows])
+        groups = [tuple(rows[at : at + 3]) for at in range(0, len(rows), 3)]
+        ranked = pool.score([RewardJob(comparing, group, 300.0) for group in groups])
     values = list_values(outcomes)
     assert set(values) <= {0.0, 1.0}, values
     right, wrong = values[::3], [*values[1::3], *values[2::3]]

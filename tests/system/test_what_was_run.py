@@ -67,16 +67,3 @@ def test_another_name_makes_another_run(queue):
     out = queue(name="other")
     assert "new     r-0001 is the same experiment under the name rlcr" in out
     assert "nothing to do" in queue(name="other")
-
-
-def test_a_group_takes_only_runs_with_the_plugins_that_are_installed(queue):
-    home = queue.home
-    use = {**home.small, "rewards.turn.brevity": "{plugin: brevity, turn: answer}"}
-    arguments = ["submit", home.yaml, "--queue", "--group", "pair", "--seeds", "0..1"]
-    first = home.rlx(*arguments, sets=use)
-    assert first.returncode == 0, first.stderr
-    assert "r-0001" in first.stdout
-    edit(home, BREVITY + "\n# a note\n")
-    again = home.rlx(*arguments, sets=use)
-    assert again.returncode == 0, again.stderr
-    assert "r-0001" not in again.stdout

@@ -169,11 +169,10 @@ def _find_refusal(error: BaseException | None) -> tuple[int, Path | None]:
 def _describe_full_disk(number: int, path: Path | None) -> str:
     folder = get_rlx_home() if path is None else path.absolute().parent
     free = free_bytes(folder)
-    what = f"disk full: {folder} has {format_disk_space(free)} left"
-    if number == errno.EDQUOT:
-        what = f"disk quota exceeded in {folder}"
-    elif path is None and free > RESERVE_BYTES:  # the disk of some other file
-        what = "disk full while writing output"
+    if path is None and free > RESERVE_BYTES:
+        return "disk full while writing output: free some space on that disk"
+    left = f"disk full: {folder} has {format_disk_space(free)} left"
+    what = f"disk quota exceeded in {folder}" if number == errno.EDQUOT else left
     return f"{what}; free some space, or set RLX_HOME to a folder on another disk"
 
 

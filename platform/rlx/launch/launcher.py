@@ -233,8 +233,7 @@ def _find_job(folder: RunFolder) -> tuple[JobLauncher, str] | None:
 
 def leave_job(registry: Registry, run: RunRecord, folder: RunFolder) -> None:
     """Cancels the job of a run that goes on elsewhere. If its job system is gone, an event says so,
-    and the job finds later that the run has another supervisor.
-    """
+    and the job finds later that the run has another supervisor."""
     try:
         cancel_job(folder)
     except EnvironmentFault as fault:

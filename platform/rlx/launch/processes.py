@@ -50,15 +50,13 @@ def has_ended(pid: int) -> bool:
 
 def is_abandoned(run: RunRecord) -> bool:
     """Whether a run that is recorded as active has lost its supervisor, by its process on this
-    machine or by its heartbeat on another.
-    """
+    machine or by its heartbeat on another."""
     return run.effective_status == "lost" or has_lost_supervisor(run)
 
 
 def has_lost_supervisor(run: RunRecord) -> bool:
     """Whether this machine sees that the supervisor of an active run is gone, or the submission
-    that has not started one yet. The state of a job is its job system's to know.
-    """
+    that has not started one yet. The state of a job is its job system's to know."""
     if run.status not in ("queued", "submitted", "running") or run.pid is None or is_job(run):
         return False
     return is_supervisor_alive(run.directory) is False
@@ -326,8 +324,7 @@ CHOSEN_PORTS = range(20_000, 30_000)
 
 def find_free_port() -> int:
     """A port that is free at the moment, and none of those that another process gets meanwhile
-    without having chosen it.
-    """
+    without having chosen it."""
     while True:
         with socket.socket() as one, suppress(OSError):
             one.bind(("", port := SystemRandom().choice(CHOSEN_PORTS)))

@@ -17,8 +17,6 @@ from pathlib import Path
 
 KERNELS = "TORCHINDUCTOR_CACHE_DIR"
 """Environment variable of torch: where its compiler keeps kernels, and Triton's below it."""
-MEMORY_HISTORY = "RLX_MEMORY_HISTORY"
-"""Environment variable: if set, a snapshot of memory says which lines allocated it."""
 SUPERVISOR_CHECK_INTERVAL = 2.0
 """Seconds between two checks that the supervisor is alive."""
 
@@ -78,8 +76,7 @@ def _exit_without_supervisor(supervisor: int) -> None:
 
 def keep_compiled_kernels() -> None:
     """Has torch keep what it compiles in this machine's cache, if it can be written and the user
-    chose no folder. In the temporary folder it would be gone after the attempt.
-    """
+    chose no folder. In the temporary folder it would be gone after the attempt."""
     from rlx.home import locate_cache
 
     folder = locate_cache() / "inductor"
@@ -113,8 +110,6 @@ def _run_rank(folder: Path, run_id: str) -> None:
         from rlx_registry import Registry
     progress.show_activity("ranks")
     ranks, stop = join_ranks(spec.runner), StopRequest()
-    if os.environ.get(MEMORY_HISTORY) and ranks.device.type == "cuda":
-        torch.cuda.memory._record_memory_history("state", context="state", stacks="python")
     if not ranks.is_first:
         with suppress(RunStopped):
             run_experiment(spec, paths, ranks, None, stop)

@@ -11,7 +11,7 @@ from typing import ClassVar
 from rlx.errors import EnvironmentFault
 from rlx.home import RunFolder
 from rlx.launch.launcher import Launcher
-from rlx.launch.submission import list_packages
+from rlx.launch.machine import list_packages
 from rlx.spec import RayLauncherSpec
 from rlx.spec.reading import Diagnostic, build_error
 

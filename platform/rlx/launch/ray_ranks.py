@@ -50,8 +50,7 @@ _PIPE = 1 << 20
 
 class RankPlace(NamedTuple):
     """Where an actor runs, with a free port, its GPUs by their tokens of CUDA_VISIBLE_DEVICES, and
-    whether it sees the run's folder.
-    """
+    whether it sees the run's folder."""
 
     node: str
     host: str
@@ -334,8 +333,7 @@ class _PlacedRanks:
 
 def _build_rank_environments(places: Sequence[RankPlace]) -> Iterator[dict[str, str]]:
     """The environment of torch.distributed of each rank. Ranks of a node see its GPUs, the first of
-    each first.
-    """
+    each first."""
     for rank, place in enumerate(places):
         beside = [n for n, other in enumerate(places) if other.node == place.node]
         gpus = zip(*(places[n].gpus for n in beside), strict=True)

@@ -17,9 +17,9 @@ from typing import Any, NamedTuple
 import psutil
 
 from rlx.errors import RlxError, SpecError
+from rlx.launch.lifecycle import watch_run
 from rlx.launch.processes import is_supervisor, list_live_ranks
 from rlx.launch.run_access import locate_run_folder
-from rlx.launch.start_stop import watch_run
 from rlx.progress import Report, log_report, read_progress
 from rlx_registry import ENDED, Registry, RunRecord, read_body
 
@@ -33,8 +33,7 @@ START = 2.0
 
 class Kill(NamedTuple):
     """A process to kill: of which kind, and how many seconds after its run was submitted, or after
-    it has begun itself.
-    """
+    it has begun itself."""
 
     victim: str
     at_start: bool
@@ -152,8 +151,7 @@ class _KillTrial:
 
     def kill_run(self, reference: str, kill: Kill) -> KillResult:
         """Submits a run, kills one of its processes, and compares it. A run that ends before its
-        victim is there is repeated with an earlier kill.
-        """
+        victim is there is repeated with an earlier kill."""
         run_id = self.submit()
         if kill.at_start:
             while not list(_list_victims(self.read_run(run_id), kill.victim)):
@@ -210,8 +208,7 @@ OF_MACHINE = ("perf/", "sampler/restarts")
 def find_run_differences(registry: Registry, one: str, other: str) -> Iterator[str]:
     """Yields a sentence for each difference between two runs of one experiment, in metrics,
     evaluations with the result of every problem, recorded rollouts with all their token streams,
-    and exported weights.
-    """
+    and exported weights."""
     runs = registry.run(one), registry.run(other)
     for run in runs:
         if run.status != "finished":

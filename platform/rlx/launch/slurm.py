@@ -139,8 +139,7 @@ def _build_sbatch_options(
 
 def _query_job_fields(job: str) -> dict[str, str]:
     """Fields of a job by Slurm's names; empty if Slurm does not answer. The state of a job that it
-    no longer knows is "gone".
-    """
+    no longer knows is "gone"."""
     try:
         result = _run_slurm_command(["scontrol", "--oneliner", "show", "job", job])
     except EnvironmentFault:

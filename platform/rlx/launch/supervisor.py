@@ -32,7 +32,6 @@ from typing import Any, NamedTuple, TypeVar
 from rlx.descendants import adopt_orphans, kill_descendants
 from rlx.errors import RlxError
 from rlx.home import ATTEMPT, REGISTRY, RunFolder
-from rlx.launch.devices import build_cuda_environment, build_device_request
 from rlx.launch.failures import (
     convert_to_rlx_error,
     describe_error,
@@ -46,6 +45,7 @@ from rlx.launch.launcher import (
     list_startable_statuses,
     open_launcher,
 )
+from rlx.launch.machine import build_cuda_environment, build_device_request
 from rlx.launch.processes import (
     TIMESTAMP,
     RankProcesses,
@@ -215,8 +215,7 @@ def _wait_for_start(
 
 def _describe_earlier_run(registry: Registry, run_id: str, devices: DeviceRequest | None) -> str:
     """Names an earlier run that still waits on this machine, or one that needs many devices could
-    starve; empty if there is none.
-    """
+    starve; empty if there is none."""
     if devices is None:
         return ""
     waiting = [r for r in registry.runs(statuses=["submitted"]) if r.host == devices.host]

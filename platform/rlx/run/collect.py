@@ -229,8 +229,7 @@ def draw_held_out_problems(
     fit: PromptFit, task: Task, seed: int, numbers: range, purpose: str
 ) -> tuple[DrawnProblems, list[int]]:
     """Draws held-out problems that fit the model, by their numbers, with a sampling seed for each
-    that depends on `purpose`.
-    """
+    that depends on `purpose`."""
     data = derive_seed(seed, "held out")
     with show_plugin_output(type(task).__name__):
         drawn = fit.draw_held_out(lambda number: task.problem("test", number, data), numbers)

@@ -158,8 +158,7 @@ def _compute_turn_figures(trees: Sequence[RolloutTree]) -> dict[str, float]:
 
 def _compute_row_figures(train: TrainBatch, kinds: Sequence[str]) -> dict[str, float]:
     """Signal of the rows, by the requested kind of their turns; rows below a fork of an agent's
-    history are of the kind of those above.
-    """
+    history are of the kind of those above."""
     figures: dict[str, float] = {}
     levels = np.minimum(train.batch.levels.numpy(), len(kinds) - 1)
     groups = train.batch.group_ids.numpy()

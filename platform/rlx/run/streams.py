@@ -33,8 +33,7 @@ def spread_step_values(step_ids: Tensor, values: Tensor) -> Tensor:
 
 def collect_state_values(step_ids: Tensor, per_token: Tensor) -> Tensor:
     """Recovers the `[B, S + 1]` values from the result of `spread_step_values`: every step has
-    tokens, and the value of the last state is 0.
-    """
+    tokens, and the value of the last state is 0."""
     steps = int(step_ids.max()) + 1
     nowhere = torch.where(step_ids < 0, steps + 1, step_ids)
     values = per_token.new_zeros(len(step_ids), steps + 2)
@@ -158,8 +157,7 @@ def compute_collision_probs(inputs: StepInputs) -> Mapping[str, Tensor]:
 
 def compute_critic_values(inputs: StepInputs) -> Mapping[str, Tensor]:
     """`values`: `[B, T]`, also between trained tokens, where the literal recursion of GAE reads
-    them.
-    """
+    them."""
     critic = inputs.context.critic
     assert critic is not None
     return {"values": critic.values(inputs.rows.batch, fill_between_ends(inputs.rows.mask))}

@@ -68,8 +68,7 @@ def synchronize_sampler(context: RunContext) -> None:
 
 def compute_sync_figures(sampler: SamplingEngine) -> dict[str, float]:
     """Metrics of the last synchronisation and of the engine's process; empty for an engine without
-    a model of its own.
-    """
+    a model of its own."""
     if sampler.drift is None:
         return {}
     return {

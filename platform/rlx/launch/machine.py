@@ -1,6 +1,5 @@
-"""Finds the CUDA devices that a run could use on this machine, without importing torch, and chooses
-those that it requests.
-"""
+"""What a machine has, found without importing torch: the packages that rlx needs, and CUDA devices,
+with those that a run requests."""
 
 import os
 import re
@@ -8,10 +7,15 @@ import runpy
 import shutil
 import subprocess
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import PackageNotFoundError, requires, version
 from importlib.util import find_spec
 from pathlib import Path
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from rlx.errors import EnvironmentFault
 from rlx.launch.launcher import open_launcher
@@ -70,8 +74,7 @@ def torch_build() -> TorchBuild | None:
 
 def query_nvidia_driver() -> NvidiaDriver | None:
     """Queries the NVIDIA driver through nvidia-smi; None if only torch itself can tell, as in
-    containers that have the devices but no nvidia-smi.
-    """
+    containers that have the devices but no nvidia-smi."""
     if shutil.which("nvidia-smi") is None:
         return None if Path("/dev/nvidiactl").exists() else NvidiaDriver(None, works=False)
     code, listing = _run_command("nvidia-smi", "-L")
@@ -204,3 +207,57 @@ def build_cuda_environment(taken: Sequence[str]) -> dict[str, str]:
     """Makes only the CUDA devices that a run got visible to a program."""
     names = [name.removeprefix("cuda:") for name in taken if name.startswith("cuda:")]
     return {"CUDA_VISIBLE_DEVICES": ",".join(names)} if names else {}
+
+
+@dataclass(frozen=True, slots=True)
+class Package:
+    """One requirement of rlx and its installed version.
+
+    Attributes:
+        range: versions that rlx was tested with, such as ">=2.11,<2.14"; "" for any.
+        extra: the extra of rlx that requires it; "" for rlx itself.
+        installed: installed version; None if it is not installed.
+        fits: whether the installed version is in the range; False if it is not installed.
+    """
+
+    name: str
+    range: str
+    extra: str
+    installed: str | None
+    fits: bool
+
+    @property
+    def command(self) -> str:
+        """The command that installs a version in the range."""
+        return f"pip install '{self.name}{self.range}'"
+
+
+_DEVELOPMENT = ("dev", "lint", "release", "system", "test")
+"""Extras for work on rlx itself."""
+
+
+@cache
+def list_packages() -> Mapping[str, Package]:
+    """Requirements of rlx on this platform by name, core before extras; development is left out."""
+    found: dict[str, Package] = {}
+    for requirement in map(Requirement, requires("rlx") or ()):
+        name, extra, marker = canonicalize_name(requirement.name), "", requirement.marker
+        if marker is not None and not marker.evaluate({"extra": ""}):
+            named = re.search(r"extra == ['\"]([^'\"]+)", str(marker))
+            if named is None or not marker.evaluate({"extra": named[1]}):
+                continue  # for another platform
+            extra = named[1]
+        if name != "rlx" and extra not in _DEVELOPMENT:
+            installed, range_ = find_version(requirement.name), requirement.specifier
+            fits = installed is not None and range_.contains(installed, prereleases=True)
+            package = Package(requirement.name, str(range_), extra, installed, fits)
+            found.setdefault(name, package)
+    return found
+
+
+def find_version(name: str) -> str | None:
+    """The installed version of a distribution; None if it is not installed."""
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
