@@ -123,8 +123,11 @@ def submit_run(
         "queue": queue,
     }
     keep_for_runs(submission["spec"])
-    _remove_unrecorded(runs)
-    prefix = f"{UNRECORDED}{this_machine()}-{os.getpid()}-"
+    prefix = f"{UNRECORDED}{this_machine()}-"
+    for folder in runs.glob(f"{prefix}*"):  # of submissions that were killed
+        if has_ended(int(folder.name.removeprefix(prefix).partition("-")[0])):
+            shutil.rmtree(folder, ignore_errors=True)
+    prefix += f"{os.getpid()}-"
     with tempfile.TemporaryDirectory(dir=runs, prefix=prefix, ignore_cleanup_errors=True) as aside:
         staged = RunFolder(Path(aside) / "run")
         staged.root.mkdir()
@@ -163,13 +166,6 @@ def describe_new_run(registry: Registry, run: RunRecord) -> str | None:
     if run.name != nearest.name:
         return f"{nearest.id} is the same experiment under the name {nearest.name}"
     return None
-
-
-def _remove_unrecorded(runs: Path) -> None:
-    for folder in runs.glob(f"{UNRECORDED}{this_machine()}-*"):
-        pid = folder.name.removeprefix(f"{UNRECORDED}{this_machine()}-").partition("-")[0]
-        if has_ended(int(pid)):
-            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _record_folder(registry: Registry, run: RunRecord, read: LoadedSpec, folder: RunFolder) -> None:
@@ -458,19 +454,18 @@ def watch_run(
             if stage is not None:
                 show(stage)
             if has_lost_supervisor(run):
-                run = _record_lost_run(run, url)
+                ended = (
+                    "was killed" if run.status == "running" else "ended before the run had begun"
+                )
+                reason = f"its supervisor, process {run.pid}, {ended}"
+                with open_registry(url, read_only=False) as writing:
+                    end_orphaned_run(writing, run, "lost", reason)
+                    run = writing.run(run.id)
             if run.effective_status in ENDED:
                 return run
             if until is not None and clock.now() >= until:
                 raise TimeoutError(f"{run_id} has not ended: it is {run.effective_status}")
             clock.pause(LOOK_INTERVAL)
-
-
-def _record_lost_run(run: RunRecord, url: str) -> RunRecord:
-    ended = "was killed" if run.status == "running" else "ended before the run had begun"
-    with open_registry(url, read_only=False) as registry:
-        end_orphaned_run(registry, run, "lost", f"its supervisor, process {run.pid}, {ended}")
-        return registry.run(run.id)
 
 
 QUEUE_CHECK_INTERVAL = 1.0

@@ -31,20 +31,11 @@ START = 2.0
 """Seconds after it has begun in which a process counts as starting."""
 
 
-class Kill(NamedTuple):
-    """A process to kill: of which kind, and how many seconds after its run was submitted, or after
-    it has begun itself."""
-
-    victim: str
-    at_start: bool
-    moment: float
-
-
 class KillResult(NamedTuple):
-    """A killed run: the kill, during which work, and the differences found."""
+    """A killed run: the victim, the work that it was killed during, and the differences found."""
 
     run: str
-    kill: Kill
+    victim: str
     work: str
     found: tuple[str, ...]
 
@@ -90,19 +81,18 @@ def run_resume_trial(
         if trial.read_run(reference).status != "finished":
             raise RlxError(f"{reference} failed unbroken: {trial.read_run(reference).reason}")
         report(f"unbroken    {reference}  {length:.0f} s")
-        plan = []
-        for number in range(kills):
-            at_start = number % 2 == 1
-            moment = rng.random() * (START if at_start else length)
-            plan.append(Kill(VICTIMS[number % len(VICTIMS)], at_start, moment))
+        moments = [rng.random() * (START if n % 2 else length) for n in range(kills)]
+
+        def kill_one(number: int) -> KillResult:
+            victim = VICTIMS[number % len(VICTIMS)]
+            return trial.kill_run(reference, victim, bool(number % 2), moments[number])
+
         done = []
         with ThreadPoolExecutor(at_once) as pool:
-            for one in pool.map(lambda kill: trial.kill_run(reference, kill), plan):
+            for one in pool.map(kill_one, range(kills)):
                 done.append(one)
                 found = "; ".join(one.found[:3]) or "every number is the same"
-                victim, at_start, moment = one.kill
-                since = "after its start" if at_start else "of the run"
-                report(f"{victim:<11} {one.run}  {moment:5.1f} s {since}  {one.work}: {found}")
+                report(f"{one.victim:<11} {one.run}  {one.work}: {found}")
         return done
     finally:  # after an aborted trial; ranks exit by themselves
         trial.kill_supervisors()
@@ -128,8 +118,8 @@ class _KillTrial:
             [*RLX, *arguments], env=environment, capture_output=True, text=True, check=False
         )
         if done.returncode:
-            said = done.stderr[-2000:]
-            raise RlxError(f"rlx {arguments[0]} ended with {done.returncode}: {said}")
+            said = f"ended with {done.returncode}: {done.stderr[-2000:]}"
+            raise RlxError(f"rlx {arguments[0]} {said}")
         return done.stdout.strip()
 
     def read_run(self, run_id: str) -> RunRecord:
@@ -149,20 +139,21 @@ class _KillTrial:
         trained = [row.at for row in rows if row.name == "warm_start/loss"] or [run.created]
         return (run.ended or run.created) - run.created - (max(trained) - min(trained))
 
-    def kill_run(self, reference: str, kill: Kill) -> KillResult:
-        """Submits a run, kills one of its processes, and compares it. A run that ends before its
-        victim is there is repeated with an earlier kill."""
+    def kill_run(self, reference: str, victim: str, at_start: bool, moment: float) -> KillResult:
+        """Submits a run, kills one of its processes so many seconds after it was submitted, or
+        after the process has begun, and compares it. A run that ends before is repeated with an
+        earlier kill.
+        """
         run_id = self.submit()
-        if kill.at_start:
-            while not list(_list_victims(self.read_run(run_id), kill.victim)):
-                time.sleep(0.02)
-        time.sleep(kill.moment)
-        while not _kill_one(run := self.read_run(run_id), kill.victim):
+        while at_start and not list(_list_victims(self.read_run(run_id), victim)):
+            time.sleep(0.02)
+        time.sleep(moment)
+        while not _kill_one(run := self.read_run(run_id), victim):
             if run.status in ENDED:
-                return self.kill_run(reference, kill._replace(moment=0.8 * kill.moment))
+                return self.kill_run(reference, victim, at_start, 0.8 * moment)
             time.sleep(0.02)
         stage = read_progress(locate_run_folder(run).progress)
-        if kill.victim == "supervisor" and self.read_run(run_id).status not in ENDED:
+        if victim == "supervisor" and self.read_run(run_id).status not in ENDED:
             self.call_rlx("resume", run_id, "-dq")
         self.wait_for_end(run_id)
         with Registry.open(self.url, read_only=True) as registry:
@@ -170,7 +161,7 @@ class _KillTrial:
         work = "starting" if stage is None else stage.stage
         if stage is not None and work.startswith("training"):
             work = stage.doing or "between steps"
-        return KillResult(run_id, kill, work, found)
+        return KillResult(run_id, victim, work, found)
 
     def kill_supervisors(self) -> None:
         with Registry.open(self.url, read_only=True) as registry:

@@ -277,7 +277,7 @@ def plan_removal(run: RunRecord, *, rollouts: bool = False, checkpoints: bool = 
         whole=whole,
         rollouts=whole or rollouts,
         files=files,
-        bytes=sum(map(_measure_size, files)),
+        bytes=sum(each.lstat().st_size for path in files for each in (path, *path.rglob("*"))),
         mlflow=mlflow,
         trackers=tuple(kind for kind in trackers if kind != "mlflow" or mlflow is not None),
     )
@@ -308,8 +308,3 @@ def remove_run_data(registry: Registry, removal: Removal) -> None:
         registry.delete_rollouts(run.id)
     for path in removal.files:
         shutil.rmtree(path) if path.is_dir() else path.unlink()
-
-
-def _measure_size(path: Path) -> int:
-    files = [path] if path.is_file() else [each for each in path.rglob("*") if each.is_file()]
-    return sum(file.lstat().st_size for file in files)

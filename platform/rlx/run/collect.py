@@ -38,28 +38,22 @@ class ScoredTrees:
 
 
 @dataclass(frozen=True, slots=True)
-class StepRollouts:
-    """All rollouts sampled for one step.
+class StepRollouts(ScoredTrees):
+    """All rollouts sampled for one step, in the order in which their problems were drawn.
 
     Attributes:
-        trees: in the order in which their problems were drawn.
         greedy: one greedily sampled tree for each of `trees`; None if no estimator needs them.
         filtered: positions of trees excluded from training, because they carry no signal, came
             after there were enough, or are those of a second player that does not learn.
         drawn: number of problems drawn, with those that were dropped for their length.
-        sampled, scored: seconds spent on sampling and on scoring.
         dropped: how many problems were left out because their prompts were too long; None if
             nothing limits them.
         need_rewards: whether a rollout without a reward is not trained on.
     """
 
-    trees: list[RolloutTree]
-    table: RewardTable
     greedy: ScoredTrees | None
     filtered: frozenset[int]
     drawn: int
-    sampled: float
-    scored: float
     dropped: int | None = None
     need_rewards: bool = True
 
