@@ -66,7 +66,7 @@ from rlx.launch.run_access import (
 from rlx.progress import print_to_log
 from rlx.record import TrackerThreads, list_tracker_settings, retry_registry_call
 from rlx.spec import ExperimentSpec, LocalLauncherSpec
-from rlx.stopwatch import Stopwatch
+from rlx.stopwatch import CLOCK, Stopwatch
 from rlx.text import redact_passwords
 from rlx_registry import (
     ENDED,
@@ -364,11 +364,11 @@ class _Supervisor:
         """Waits until the ranks exit, hang or are asked to stop; returns whether they hang."""
         patience = self.spec.runner.hang_after
         look = min(HEARTBEAT_INTERVAL, patience / 4)
-        watch = HangWatch(self.folder.progress, Stopwatch(look))
+        watch = HangWatch(self.folder.progress, Stopwatch(look, CLOCK.now))
         while ranks.poll() is None and not self.orders.stop:
             self._send_heartbeat()
-            until = time.monotonic() + look
-            while time.monotonic() < until and not self.orders.stop and ranks.poll() is None:
+            until = CLOCK.now() + look
+            while CLOCK.now() < until and not self.orders.stop and ranks.poll() is None:
                 time.sleep(POLL_INTERVAL)
             if watch.measure_silence() > patience and ranks.poll() is None:
                 return True
