@@ -48,7 +48,7 @@ def score(
     workers: int,
     deadline: float,
 ) -> int:
-    """Score the responses in FILE, one JSON object per line; `-` is stdin, gzip is decompressed.
+    """Score the responses in FILE, one JSON object per line; `-` is stdin.
 
     A line holds `response` and the fields of its task, at the top level or under `problem`; also
     `turn`, `of`, `spans`, `info`, `id` and `group` where the reward needs them. Every line produces
