@@ -8,17 +8,12 @@ from pydantic import Field
 
 from rlx.plugin import Example, Sample, Score
 from rlx_plugins.code.code_reward import CodeReward, strip_lines
+from rlx_plugins.examples import build_example
 
 
 def _build_example(name: str, code: str, value: float, **options: Any) -> Example:
-    sample = Sample(
-        id="a",
-        problem={"sum": "7\n"},
-        turn="answer",
-        number=1,
-        response=f"```sh\n{code}\n```",
-    )
-    return Example(name=name, sample=sample, value=value, options=options)
+    response = f"```sh\n{code}\n```"
+    return build_example(name, value, response, options=options, problem={"sum": "7\n"})
 
 
 class Command(CodeReward):

@@ -30,7 +30,7 @@ class Stopped(BaseException):
 
 
 class Channel:
-    """Sends and receives JSON messages through a socket, each with its length before it.
+    """Sends and receives JSON messages through a socket, one a line.
 
     Args:
         descriptor: the socket's.
@@ -39,6 +39,7 @@ class Channel:
 
     def __init__(self, descriptor: int, longest: int) -> None:
         self._descriptor, self._longest = descriptor, longest
+        self._lines = open(descriptor, "rb", closefd=False)  # noqa: SIM115
 
     def send(self, message: Message) -> None:
         """Sends a message.
@@ -47,18 +48,14 @@ class Channel:
             ValueError: it is too long.
             Stopped: the other side has ended.
         """
-        text = json.dumps(message).encode("ascii")
-        if len(text) > self._longest:
+        data = json.dumps(message).encode("ascii") + b"\n"
+        if len(data) > self._longest:
             raise ValueError("output: too long a value")
-        data = len(text).to_bytes(4, "big") + text
-        while data:
-            self.wait_until_ready(writing=True)
-            try:
+        try:
+            while data:
                 data = data[os.write(self._descriptor, data) :]
-            except BlockingIOError:
-                continue
-            except OSError:
-                raise Stopped("ended") from None
+        except OSError:
+            raise Stopped("ended") from None
 
     def receive(self) -> Message:
         """Waits for a message.
@@ -66,31 +63,17 @@ class Channel:
         Raises:
             Stopped: there is none, or it cannot be read.
         """
-        size = int.from_bytes(self._read(4), "big")
-        if size > self._longest:
-            raise Stopped("output: too long a value")
         try:
-            return json.loads(self._read(size))
+            line = self._lines.readline(self._longest)
+            if line.endswith(b"\n"):
+                return json.loads(line)
+        except OSError:
+            raise Stopped("ended") from None
         except (ValueError, RecursionError):
             raise Stopped("unreadable value") from None
         except MemoryError:
             raise Stopped("MemoryError") from None
-
-    def wait_until_ready(self, *, writing: bool) -> None:
-        """Waits before each part that is read or written; here, reading and writing wait."""
-
-    def _read(self, size: int) -> bytes:
-        data = b""
-        while len(data) < size:
-            self.wait_until_ready(writing=False)
-            try:
-                part = os.read(self._descriptor, size - len(data))
-            except OSError:
-                part = b""
-            if not part:
-                raise Stopped("ended")
-            data += part
-        return data
+        raise Stopped("output: too long a value" if len(line) == self._longest else "ended")
 
 
 # Values ------------------------------------------------------------------------------------------

@@ -118,7 +118,7 @@ def evaluate_tokens(tokens: Sequence[str], ops: Ops, numeric: Numeric) -> tuple[
                     raise UncomputableError("too deep")
             elif token[0] in "0123456789.":
                 right = _parse_number_token(token, numeric)
-                digits += [right] if type(right) is int else _split_digit_runs(token)
+                digits += map(int, filter(None, token.split(".")))
                 operand_next = False
             elif token in _SIGNS:
                 raise UncomputableError("a sign before a number")
@@ -169,10 +169,6 @@ def _parse_number_token(token: str, numeric: Numeric) -> Number:
     if not _decimal(token):
         raise UncomputableError("stray decimal point")
     return Fraction(token) if numeric == "exact" else float(token)
-
-
-def _split_digit_runs(decimal: str) -> list[int]:
-    return [int(run) for run in decimal.split(".") if run]
 
 
 def _compute_bit_size(value: Number) -> int:

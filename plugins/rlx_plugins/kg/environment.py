@@ -10,11 +10,9 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field
 
 from rlx.plugin import Action, Environment, Step
-from rlx_plugins.kg.graph import Graph
-from rlx_plugins.kg.load import WORLD, load_named_graph
+from rlx_plugins.kg.graph import Graph, GraphView, load_world_graph
 from rlx_plugins.kg.protocol import FUNCTIONS, KgQuery, read_query, read_turn
 from rlx_plugins.kg.text import OVERHEAD, escape_text, format_information, format_label_list
-from rlx_plugins.kg.view import GraphView
 
 Error = Literal[
     "KG_SUCCESS",
@@ -55,7 +53,7 @@ class KgState:
         world: number of the world whose names are used, 0 for the real one.
         hide: share of the facts that are hidden.
         seed: the rollout's seed.
-        facts: the question's own graph, by names; None for the environment's.
+        facts: the question's own graph, by names; None for the shipped one.
         queries: number of queries, including malformed and refused ones.
         distinct_queries: the distinct well-formed queries, in order.
         answered: the queries of `distinct_queries` that returned results.
@@ -95,8 +93,6 @@ class KgEnvironment(Environment):
     kinds: ClassVar[tuple[str, ...]] = ("kg_query", "answer", "invalid")
     repeats: ClassVar[str] = "duplicate"
 
-    graph: str = WORLD
-    """`world` for the shipped graph, or the path of a graph file."""
     max_queries: int | None = Field(None, ge=1)
     """Maximum number of queries per rollout, including malformed ones; null leaves the limit to
     `max_turns`."""
@@ -109,18 +105,9 @@ class KgEnvironment(Environment):
     hints: bool = True
     """Whether errors include a hint; false shows only the error code."""
 
-    def check(self) -> None:
-        """Loads the graph.
-
-        Raises:
-            OSError: its file cannot be read.
-            ValueError: its file is malformed.
-        """
-        load_named_graph(self.graph)
-
     def data(self) -> Mapping[str, str]:
         """Returns the graph's digest; see `Graph.digest`."""
-        return {"graph": load_named_graph(self.graph).digest}
+        return {"graph": load_world_graph().digest}
 
     def reset(self, problem: Mapping[str, Any], seed: int) -> KgState:
         """Returns the initial state of a rollout."""
@@ -133,7 +120,7 @@ class KgEnvironment(Environment):
         )
 
     def step(self, state: KgState, action: Action) -> Step:
-        """Processes one turn.
+        """Plays one turn.
 
         The info of an answer has the number of `queries` before it, and `without_query`. The info
         of a query has `valid` (it returned results), `error`, `duplicate` (it is a repetition),
@@ -161,7 +148,7 @@ class KgEnvironment(Environment):
         if action.forced or spent:
             found = _ResolvedQuery("QUERY_BUDGET", ())
         elif query is not None:
-            found = _find_query_results(self._view(state), query)
+            found = _find_query_results(_view_graph(state), query)
         duplicate = bool(found.key) and found.key in state.distinct_queries
         labels, observation = self._format_results(found, state.seed, action.number)
         state = replace(state, queries=state.queries + 1)
@@ -179,12 +166,6 @@ class KgEnvironment(Environment):
         return Step(
             kind="kg_query", state=state, observation=observation, info=info, anchor=state.anchor
         )
-
-    def _view(self, state: KgState) -> GraphView | None:
-        """The graph as the rollout sees it; None if its question's own graph is empty."""
-        if state.facts is None:
-            return GraphView(load_named_graph(self.graph), world=state.world, hide=state.hide)
-        return GraphView(_build_fact_graph(state.facts)) if state.facts else None
 
     def _format_results(
         self, found: _ResolvedQuery, seed: int, number: int
@@ -207,12 +188,19 @@ class KgEnvironment(Environment):
         return format_information(body, self.max_chars)
 
 
+def _view_graph(state: KgState) -> Graph | None:
+    """The graph as the rollout sees it; None if its question's own graph is empty."""
+    if state.facts is None:
+        return GraphView(load_world_graph(), world=state.world, hide=state.hide)
+    return _build_fact_graph(state.facts) if state.facts else None
+
+
 @lru_cache(maxsize=64)
 def _build_fact_graph(facts: _Facts) -> Graph:
-    return Graph.from_triples(facts)
+    return Graph(facts)
 
 
-def _find_query_results(view: GraphView | None, query: KgQuery) -> _ResolvedQuery:
+def _find_query_results(view: Graph | None, query: KgQuery) -> _ResolvedQuery:
     """Resolves the names of a query and executes it.
 
     `get_head_entities` also accepts its arguments in reverse order, as in KG-R1's paper, if more of

@@ -6,10 +6,12 @@ fact takes 24 bytes: a 64-bit key in each index.
 
 import hashlib
 import json
+import random
 from array import array
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, lru_cache
+from importlib.resources import files
 from types import MappingProxyType
 
 from rlx_plugins.kg.text import escape_text
@@ -34,30 +36,18 @@ class Graph:
         relations: relation numbers, in the same order.
     """
 
-    def __init__(self, entities: "_Names", relations: "_Names", triples: Iterable[Triple]) -> None:
-        """Builds the graph from ordered names and numbered triples; see `from_triples`."""
-        self._entities, self._relations = entities, relations
-        self.entities, self.relations = range(len(entities.ids)), range(len(relations.ids))
-        things, verbs = len(self.entities), len(self.relations)
-        self._spo = _Index(triples, verbs, things)
-        self._pos = _Index(((p, o, s) for s, p, o in self._spo), things, things)
-        # Not OSP: it would take all subjects to list the relations that lead to an entity.
-        self._ops = _Index(((o, p, s) for s, p, o in self._spo), verbs, things)
-
-    @classmethod
-    def from_triples(
-        cls,
+    def __init__(
+        self,
         triples: Iterable[tuple[str, str, str]],
         *,
         labels: Mapping[str, str] = _NAMES,
         aliases: Mapping[str, Sequence[str]] = _ALIASES,
         kinds: Mapping[str, str] = _NAMES,
-    ) -> "Graph":
-        """Builds a graph from facts by ids.
+    ) -> None:
+        """Builds the graph from facts by ids.
 
         Args:
-            triples: subject, relation, object; duplicates are ignored. The iterator is consumed
-                before the names are read.
+            triples: subject, relation, object; duplicates are ignored.
             labels: labels of entities and relations; the id by default.
             aliases: other names of entities.
             kinds: kinds of entities, such as `country`; "" by default.
@@ -76,11 +66,18 @@ class Graph:
             for id_ in named:
                 if id_ not in verbs:
                     things.setdefault(id_, len(things))
-        entities = _Names(things, labels, aliases, kinds)
-        relations = _Names(verbs, labels, _ALIASES, _NAMES)
-        thing, verb = entities.get_id_numbers(things), relations.get_id_numbers(verbs)
-        numbered = ((thing[s], verb[p], thing[o]) for s, p, o in zip(*columns, strict=True))
-        return cls(entities, relations, numbered)
+        self._entities = _Names(things, labels, aliases, kinds)
+        self._relations = _Names(verbs, labels, _ALIASES, _NAMES)
+        thing, verb = self._entities.get_id_numbers(things), self._relations.get_id_numbers(verbs)
+        self.entities, self.relations = range(len(things)), range(len(verbs))
+        self._spo = _Index(
+            ((thing[s], verb[p], thing[o]) for s, p, o in zip(*columns, strict=True)),
+            len(verbs),
+            len(things),
+        )
+        self._pos = _Index(((p, o, s) for s, p, o in self._spo), len(things), len(things))
+        # Not OSP: it would take all subjects to list the relations that lead to an entity.
+        self._ops = _Index(((o, p, s) for s, p, o in self._spo), len(verbs), len(things))
 
     @cached_property
     def digest(self) -> str:
@@ -146,9 +143,6 @@ class Graph:
         """Yields all facts, in order of subject, relation, object."""
         return iter(self._spo)
 
-    def __len__(self) -> int:
-        return len(self._spo.keys)
-
 
 @lru_cache(maxsize=8)
 def select_held_out_facts(graph: Graph, share: float) -> frozenset[Triple]:
@@ -161,12 +155,7 @@ def select_held_out_facts(graph: Graph, share: float) -> frozenset[Triple]:
 
     Args:
         share: share of these groups to hold out, in [0, 1).
-
-    Raises:
-        ValueError: `share` is out of range.
     """
-    if not 0 <= share < 1:
-        raise ValueError(f"the share to hold out must be from 0 up to 1, got {share}")
     both_ways = find_symmetric_relations(graph)
 
     def is_test_fact(subject: int, relation: int, object_: int) -> bool:
@@ -187,6 +176,94 @@ def find_symmetric_relations(graph: Graph) -> frozenset[int]:
         if relation not in one_way and subject not in graph.tails(object_, relation):
             one_way.add(relation)
     return frozenset(graph.relations) - one_way
+
+
+class GraphView(Graph):
+    """A graph for one episode: with permuted names, or without held-out facts.
+
+    World 0 has the real names. In every other world, the entities of each kind exchange their
+    labels, ids and aliases by a permutation drawn from the world's number, while the facts stay the
+    same. An entity's number is the same in all worlds.
+
+    Args:
+        graph: the whole graph, in world 0; nothing of it is copied.
+        world: number of the world, from 0.
+        hide: share of hidden facts, in [0, 1); see `select_held_out_facts`.
+    """
+
+    def __init__(self, graph: Graph, *, world: int = 0, hide: float = 0.0) -> None:
+        vars(self).update(vars(graph))
+        self._names, self._bearers = _sample_renaming(graph, world)
+        self._hidden = select_held_out_facts(graph, hide) if hide else frozenset[Triple]()
+
+    def entity(self, name: str) -> int | None:
+        named = super().entity(name)
+        return None if named is None else self._bearers[named]
+
+    def id(self, entity: int) -> str:
+        return super().id(self._names[entity])
+
+    def label(self, entity: int) -> str:
+        return super().label(self._names[entity])
+
+    def aliases(self, entity: int) -> tuple[str, ...]:
+        return super().aliases(self._names[entity])
+
+    def tails(self, entity: int, relation: int) -> Sequence[int]:
+        found = super().tails(entity, relation)
+        shown = (o for o in found if (entity, relation, o) not in self._hidden)
+        return sorted(shown, key=self._names.__getitem__)
+
+    def heads(self, entity: int, relation: int) -> Sequence[int]:
+        found = super().heads(entity, relation)
+        shown = (s for s in found if (s, relation, entity) not in self._hidden)
+        return sorted(shown, key=self._names.__getitem__)
+
+    def tail_relations(self, entity: int) -> Sequence[int]:
+        return [r for r in super().tail_relations(entity) if self.tails(entity, r)]
+
+    def head_relations(self, entity: int) -> Sequence[int]:
+        return [r for r in super().head_relations(entity) if self.heads(entity, r)]
+
+
+@lru_cache(maxsize=64)
+def _sample_renaming(graph: Graph, world: int) -> tuple[Sequence[int], Sequence[int]]:
+    """The entity whose name each entity has in a world, and the inverse permutation."""
+    if world == 0:
+        return graph.entities, graph.entities
+    members: dict[str, list[int]] = {}
+    for entity in graph.entities:
+        members.setdefault(graph.kind(entity), []).append(entity)
+    names, bearers = list(graph.entities), list(graph.entities)
+    for kind, own in members.items():
+        shuffled = random.Random(f"world {world}/{kind}").sample(own, len(own))
+        for entity, other in zip(own, shuffled, strict=True):
+            names[entity] = other
+            bearers[other] = entity
+    return names, bearers
+
+
+@lru_cache(maxsize=1)
+def load_world_graph() -> Graph:
+    """Returns the graph shipped with rlx: countries, capitals, borders, currencies and so on."""
+    facts: list[tuple[str, str, str]] = []
+    labels: dict[str, str] = {}
+    kinds: dict[str, str] = {}
+    aliases: dict[str, list[str]] = {}
+    table = (files("rlx_plugins.kg") / "data" / "world.tsv").read_text("utf-8")
+    for line in table.splitlines():
+        if line.startswith("#"):
+            continue
+        subject, relation, object_ = line.split("\t")
+        if relation == "rlx:alias":
+            aliases.setdefault(subject, []).append(object_)
+        elif relation == "rlx:label":
+            labels[subject] = object_
+        elif relation == "rlx:kind":
+            kinds[subject] = object_
+        else:
+            facts.append((subject, relation, object_))
+    return Graph(facts, labels=labels, kinds=kinds, aliases=aliases)
 
 
 # What a graph is made of -------------------------------------------------------------------------

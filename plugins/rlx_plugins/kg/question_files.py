@@ -15,7 +15,6 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 
 from rlx.plugin import Problem, Split
-from rlx_plugins.kg.load import build_source_name
 from rlx_plugins.kg.text import fill_prompt, has_visible_text
 from rlx_plugins.records import Source, Stamp, get_value_at_path
 
@@ -116,7 +115,7 @@ def _read_problem(record: Mapping[str, Any], split: Split, path: Path, prompt: s
         "answers": [[name] for name in dict.fromkeys(answers)],
         "any_of": False,
         "type": "file",
-        "data_source": build_source_name(str(path)),
+        "data_source": f"kg.{path.name.split('.')[0]}",
         "split": split,
         "start": entities,
     }
@@ -134,12 +133,9 @@ def _get_list(record: Mapping[str, Any], field: str) -> list[Any]:
 
 
 def _require_visible_text(value: Any, what: str) -> str:
-    if not isinstance(value, str) or not value.strip():
-        raise ValueError(f"expected non-empty text as {what}, got {value!r}")
-    if value.isprintable():  # the usual case, and much faster
-        return value
-    if any("\ud800" <= character <= "\udfff" for character in value):
-        raise ValueError(f"a lone surrogate is not a character: {value!r}")
-    if not has_visible_text(value):
-        raise ValueError(f"expected visible text as {what}, got {value!r}")
-    return value
+    if isinstance(value, str):
+        if value.isprintable() and value.strip():  # the usual case, and much faster
+            return value
+        if has_visible_text(value) and not any("\ud800" <= c <= "\udfff" for c in value):
+            return value
+    raise ValueError(f"expected visible text as {what}, got {value!r}")

@@ -15,7 +15,6 @@ from typing import Literal
 from rlx.plugin import Split
 from rlx_plugins.kg.graph import Graph, Triple, find_symmetric_relations, select_held_out_facts
 from rlx_plugins.kg.text import escape_text
-from rlx_plugins.kg.view import GraphView
 
 Type = Literal["forward", "inverse", "hop2", "hop3", "neighbour", "intersection", "count"]
 Direction = Literal["tail", "head", "both"]
@@ -237,7 +236,7 @@ def list_question_templates(question: KgQuestion, every: bool) -> tuple[str, ...
     return (_EVERY if every else _ONE)[direction]
 
 
-def format_question(view: GraphView, question: KgQuestion, template: str) -> str:
+def format_question(view: Graph, question: KgQuestion, template: str) -> str:
     """Returns the text of a question with the names of a world, with single spaces."""
     kind = question.kinds[-1] or _NO_KIND
     names = [escape_text(view.label(entity)) for entity in question.starts]

@@ -12,8 +12,7 @@ from pydantic import Field, field_validator, model_validator
 from rlx.plugin import Action, Demonstration, Plugin, Problem, Split
 from rlx_plugins.kg.demonstrations import MIX, next_turn
 from rlx_plugins.kg.environment import KgEnvironment
-from rlx_plugins.kg.graph import Graph
-from rlx_plugins.kg.load import WORLD, build_source_name, load_named_graph
+from rlx_plugins.kg.graph import Graph, GraphView, load_world_graph
 from rlx_plugins.kg.question_files import KgQuestionFiles, load_file_problems
 from rlx_plugins.kg.questions import (
     KgQuestion,
@@ -23,7 +22,6 @@ from rlx_plugins.kg.questions import (
     list_question_templates,
 )
 from rlx_plugins.kg.text import check_prompt_template, fill_prompt
-from rlx_plugins.kg.view import GraphView
 
 _ROUND = 1000
 """Problems per round; every round has the same number of problems of each type."""
@@ -48,8 +46,6 @@ class KgTask(Plugin):
     proportion to their weights.
     """
 
-    graph: str = WORLD
-    """`world` for the shipped graph, or the path of a graph file; the same as the environment's."""
     types: dict[Type, float] = Field(
         default={"forward": 0.3, "inverse": 0.2, "hop2": 0.2, "neighbour": 0.15, "hop3": 0.15}
     )
@@ -94,7 +90,7 @@ class KgTask(Plugin):
         return self.files is None
 
     def check(self) -> None:
-        """Loads the graph and generates the questions, or reads the files.
+        """Generates the questions, or reads the files.
 
         Raises:
             OSError: a file cannot be read.
@@ -109,7 +105,7 @@ class KgTask(Plugin):
     def data(self) -> Mapping[str, str]:
         """Returns digests of the graph, or of the question files."""
         if self.files is None:
-            return {"graph": load_named_graph(self.graph).digest}
+            return {"graph": load_world_graph().digest}
         return self.files.digests()
 
     @property
@@ -164,7 +160,7 @@ class KgTask(Plugin):
     ) -> str:
         """Returns the scripted policy's next turn; see `rlx_plugins.kg.demonstrations`."""
         fields = problem.fields
-        view = GraphView(load_named_graph(self.graph), world=fields["world"], hide=fields["hide"])
+        view = GraphView(load_world_graph(), world=fields["world"], hide=fields["hide"])
         modes = MIX[fields["type"]]
         drawn = random.Random(f"kg/mode/{seed}")
         (mode,) = drawn.choices(list(modes), list(modes.values()))
@@ -185,7 +181,7 @@ class KgTask(Plugin):
         """
         if self.files is not None:
             raise NotImplementedError("task.files: questions from files have no demonstrations")
-        environment = KgEnvironment(graph=self.graph)
+        environment = KgEnvironment()
         state = environment.reset(problem.fields, seed)
         turns: list[str] = []
         observations: list[str] = []
@@ -200,7 +196,7 @@ class KgTask(Plugin):
 
     def _get_question_wordings(self, split: Split) -> Mapping[Type, tuple[_Asked, ...]]:
         every = self.answers == "every"
-        graph = load_named_graph(self.graph)
+        graph = load_world_graph()
         return _build_question_wordings(graph, self.held_out, every, split, tuple(self.types))
 
     def _problem(
@@ -213,7 +209,7 @@ class KgTask(Plugin):
         hide: float,
         **more: Any,
     ) -> Problem:
-        view = GraphView(load_named_graph(self.graph), world=world, hide=hide)
+        view = GraphView(load_world_graph(), world=world, hide=hide)
         text = format_question(view, question, template)
         found = [[view.label(e), *view.aliases(e)] for e in question.answers]
         counted = question.type == "count"
@@ -222,7 +218,7 @@ class KgTask(Plugin):
             "answers": [[str(len(found))]] if counted else found,
             "any_of": self.answers == "one" and not counted,
             "type": question.type,
-            "data_source": build_source_name(self.graph),
+            "data_source": "kg.world",
             "world": world,
             "hide": hide,
             "split": split,
@@ -243,12 +239,7 @@ def _sample_unseen_answer(view: GraphView, fields: Mapping[str, Any], rng: rando
         return str(rng.randint(1, 9))
     answer = view.entity(fields["answers"][0][0])
     kind = "" if answer is None else view.kind(answer)
-    return view.label(rng.choice(_list_kind_members(view.graph, kind)))
-
-
-@lru_cache(maxsize=64)
-def _list_kind_members(graph: Graph, kind: str) -> tuple[int, ...]:
-    return tuple(entity for entity in graph.entities if graph.kind(entity) == kind)
+    return view.label(rng.choice([e for e in view.entities if view.kind(e) == kind]))
 
 
 @lru_cache(maxsize=8)
@@ -271,7 +262,7 @@ def _build_question_wordings(
         )
         if type_ in types and not questions:
             raise ValueError(
-                f"task.types: this graph has no {split} question of the type {type_!r}; "
+                f"task.types: there is no {split} question of the type {type_!r}; "
                 "leave it out, or change `held_out`"
             )
     return wordings
