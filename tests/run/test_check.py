@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from submissions import submit
 
 from rlx.record.rollouts import read_step, rollout_table
 from rlx_registry import Registry, read_body, write_body
@@ -125,10 +124,3 @@ def test_plugins_that_have_changed_or_gone_are_said(copy, finished):
     gone = "scores of 'arithmetic' were not checked: no reward plugin named 'gone'"
     assert gone in said["unchecked"]
     assert any("the run used rlx 0.0" in note for note in said["notes"])
-
-
-def test_a_run_without_rollouts_is_wrong_usage(copy):
-    home, registry = copy
-    submit(registry)
-    done = home.rlx("check", "latest")
-    assert done.returncode == 2 and "has recorded no rollouts" in done.stderr
