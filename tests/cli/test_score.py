@@ -143,14 +143,6 @@ def test_what_cannot_be_scored_stops_nothing(folder, rlx):
     assert f"{len(broken)} scored, {len(broken)} absent".encode() in done.stderr
 
 
-def test_a_bad_ground_truth_is_no_score(folder, rlx):
-    path = written(folder, RIGHT, RIGHT | {"numbers": ["3", "4"]}, RIGHT | {"target": None}, RIGHT)
-    done = rlx("--reward", "countdown", path, "--json")
-    assert done.returncode == 1
-    assert [g["score"] for g in scored(done)] == [1.0, None, None, 1.0]
-    assert "must be a finite number" in scored(done)[2]["reason"]
-
-
 def test_fields_flat_or_nested_and_empty_lines(folder, rlx):
     fields = {"numbers": [3, 4], "target": 7}
     path = written(
@@ -188,12 +180,6 @@ def test_samples_are_what_the_line_says(folder, rlx):
     assert second["reason"].startswith("confidence")
     assert third["parts"] == base | {"answer": 5.0, "tokens": 7.0, "info": 1.0}
     assert third["reason"] == "answer ['b']"
-
-
-def test_a_hundred_thousand_tags_cost_little(folder, rlx):
-    tags = "".join(f"<t{i}></t{i}>" for i in range(12_000))
-    got = scored(rlx("--reward", "seen", written(folder, {"response": tags}), "--json"))
-    assert len(got[0]["parts"]) < 100
 
 
 def test_rewards_that_read_others(folder, rlx):

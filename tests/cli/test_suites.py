@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 from rlx.cli import main
-from rlx.cli.evaluate import require_places
 from rlx.cli.output import print_text
 from rlx.errors import SpecError
 from rlx.model import load_local_dialogue
@@ -27,11 +26,6 @@ FOR = {
     "study/suites/study": ["rlcr", "rlcr_exact", "study/center", "study/coupled"],
 }
 """Experiments whose models each suite is for; those on GPUs have tests of their own."""
-
-
-def test_every_suite_is_tried():
-    found = [*EXPERIMENTS.glob("suites/*.yaml"), *EXPERIMENTS.glob("study/suites/*.yaml")]
-    assert {str(path.relative_to(EXPERIMENTS).with_suffix("")) for path in found} == set(FOR)
 
 
 def test_a_suite_fits_its_experiments(monkeypatch, subtests):
@@ -83,14 +77,6 @@ def test_where_nothing_can_be_written_nothing_is_answered(tmp_path, capsys, opti
     place = tmp_path / "file" / "below"
     assert main(["eval", "nobody", option, str(place)]) == 4
     assert f"cannot write {place}" in capsys.readouterr().err
-
-
-def test_places_that_can_be_written_are_left_as_they_were(tmp_path):
-    (tmp_path / "old").write_text("kept")
-    for name in ("old", "new"):
-        require_places(tmp_path / name, tmp_path / "drawn" / "here")
-    assert (tmp_path / "old").read_text() == "kept"
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["drawn", "old"]
 
 
 def test_greedy_answers_are_taken_once(capsys):
