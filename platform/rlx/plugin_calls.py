@@ -34,8 +34,8 @@ def show_plugin_output(name: str) -> Iterator[None]:
 def blame_plugin(
     kind: str, name: str, what: str, lets_pass: tuple[type[Exception], ...] = ()
 ) -> Iterator[None]:
-    """Runs a plugin's code: shows its output, and raises a `PluginError` that names the plugin where
-    it fails. Exceptions that `lets_pass` names are its answer."""
+    """Runs a plugin's code: shows its output, and raises a `PluginError` with its name where it
+    fails. Exceptions that `lets_pass` names are its answer."""
     try:
         with show_plugin_output(name):
             yield
