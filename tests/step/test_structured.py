@@ -69,6 +69,7 @@ def step(
     mask=MODEL_TOKENS,
     estimator=GRPO,
     streams=None,
+    loss=None,
     **credit,
 ):
     batch = build_token_batch([tree])
@@ -78,58 +79,37 @@ def step(
         CreditRules(
             estimator=estimator,
             credit=CreditSpec(**credit),
-            loss=LossSpec(),
+            loss=LossSpec(**loss or {}),
             max_tokens={"turn": 3},
         ),
     )
 
 
-# The mask table of KG-R1: which mask KL, GAE, GRPO and score use, in a multi-turn
-# run with state masking and in any other.
-
 #                prompt, turn 1 (2), information (2), turn 2 (1)
 MODEL = [0, 1, 1, 0, 0, 1]
 RESPONSE = [0, 1, 1, 1, 1, 1]
-TABLE = [
-    ("KL", True, MODEL),
-    ("KL", False, RESPONSE),
-    ("GAE", True, MODEL),
-    ("GAE", False, RESPONSE),
-    ("GRPO", True, MODEL),
-    ("GRPO", False, RESPONSE),
-    ("score", True, MODEL),
-    ("score", False, RESPONSE),
-]
 
 
-@each_row(("stage", "state_masking", "expected"), TABLE)
-def test_one_effective_mask_for_all_four(stage, state_masking, expected):
-    ones = torch.ones(2, 6)
-    streams = TokenStreams(
-        old_logprobs=-ones,
-        optional={"reference_logprobs": -2 * ones, "values": torch.zeros(2, 6)},
-        beta=0.1,
-    )
-    train = step(
-        mask=bound.mask("effective", state_masking=state_masking),
-        estimator=bound.estimator("grpo")
-        if stage == "GRPO"
-        else bound.estimator("gae", environment="literal"),
-        streams=streams,
-        use_kl_in_reward=True,
-        placement="turn_proportional",
-    )
-    where = torch.tensor(expected, dtype=torch.bool)
-    if stage == "KL":
+@each_row(("state_masking", "expected"), [(True, MODEL), (False, RESPONSE)])
+def test_one_effective_mask_for_kl_gae_grpo_and_score(state_masking, expected):
+    """The mask table of KG-R1."""
+    ones, where = torch.ones(2, 6), torch.tensor(expected, dtype=torch.bool)
+    optional = {"reference_logprobs": -2 * ones, "values": torch.zeros(2, 6)}
+    for estimator in (GRPO, bound.estimator("gae", environment="literal")):
+        train = step(
+            mask=bound.mask("effective", state_masking=state_masking),
+            estimator=estimator,
+            streams=TokenStreams(old_logprobs=-ones, optional=optional, beta=0.1),
+            use_kl_in_reward=True,
+            placement="turn_proportional",
+        )
+        assert torch.equal(train.mask[0], where)
         assert torch.equal(train.kl[0], where.float())
         paid = train.placed.token_rewards - train.token_rewards
         assert torch.equal(paid[0] != 0, where)
-    elif stage in ("GAE", "GRPO"):
         assert torch.equal(train.advantages[0] != 0, where)
-    else:
         everywhere = train.returns[0][where].sum()
         assert train.scores.masked_return_sum[0] == pytest.approx(float(everywhere))
-        assert torch.equal(train.mask[0], where)
 
 
 @each_row("state_masking", [True, False])
@@ -258,17 +238,7 @@ def test_kl_is_measured_for_a_penalty_without_touching_the_reward():
 
 
 def learned(rewards=ALONE, **loss):
-    batch = build_token_batch([SINGLE])
-    return assign_credit(
-        ScoredRows.join(batch, bound.mask("model_tokens")(batch), **rewards),
-        TokenStreams(old_logprobs=batch.behaviour_logprobs),
-        CreditRules(
-            estimator=bound.estimator("grpo"),
-            credit=CreditSpec(),
-            loss=LossSpec(**loss),
-            max_tokens={"turn": 3},
-        ),
-    )
+    return step(SINGLE, rewards, loss=loss)
 
 
 def test_rows_without_signal_are_computed_only_where_a_penalty_pulls():
