@@ -57,13 +57,6 @@ def waiting(home, run_id):
     return "".join(e.message for e in home.events(run_id) if e.kind == "waiting")
 
 
-def test_what_only_waits_is_stopped_where_it_stands(place):
-    queued = submit(place, "--queue", seed=3)
-    assert place.rlx("stop", queued).returncode == 0
-    assert place.run(queued).status == "stopped"
-    assert "is stopped" in place.rlx("stop", queued).stderr
-
-
 def test_a_run_that_has_ended_frees_its_slot_while_mlflow_hangs(place):
     with serve_hanging() as server:
         mirror = {"tracking.mlflow": server.url, "phases.0.steps": 1, "phases.1.steps": 1}

@@ -40,7 +40,7 @@ from rlx.launch.processes import (
     is_abandoned,
     is_job,
     is_supervisor,
-    list_live_ranks,
+    signal_ranks,
     this_machine,
 )
 from rlx.launch.run_access import (
@@ -401,9 +401,7 @@ def continue_run(
             # Before others see the new status, in which the next one would be taken for dead.
             forget_supervisor(folder.root)
         with fail_unless_started(registry, run.id):
-            for pid in list_live_ranks(folder.root):  # left by a supervisor that was killed
-                with suppress(ProcessLookupError, PermissionError):
-                    os.kill(pid, signal.SIGKILL)
+            signal_ranks(folder.root, signal.SIGKILL)  # left by a supervisor that was killed
             leave_job(registry, run, folder)  # whose state must not count any more
             if changed is not None:
                 put_spec(folder, changed)

@@ -92,6 +92,13 @@ def list_live_ranks(folder: Path, supervisor: int | None = None) -> Iterator[int
                 yield process.pid
 
 
+def signal_ranks(folder: Path, number: int, supervisor: int | None = None) -> None:
+    """Sends a signal to those that `list_live_ranks` lists."""
+    for pid in list_live_ranks(folder, supervisor):
+        with suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, number)
+
+
 ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """Signals by which a user, a system or a terminal ends a command."""
 

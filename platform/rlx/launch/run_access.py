@@ -15,7 +15,7 @@ from urllib.parse import unquote
 from rlx.errors import EnvironmentFault, RegistryError, RlxError, SpecError
 from rlx.home import DEFAULT_REGISTRY, RunFolder, format_path, get_rlx_home, tracking_url
 from rlx.launch.failures import convert_to_rlx_error, describe_error
-from rlx.launch.processes import list_live_ranks
+from rlx.launch.processes import signal_ranks
 from rlx.text import escape_unprintable
 from rlx_registry import (
     ENDED,
@@ -161,9 +161,7 @@ def end_orphaned_run(registry: Registry, run: RunRecord, status: Status, reason:
     if run.directory is None:
         return True
     folder = RunFolder(Path(run.directory))
-    for pid in list_live_ranks(folder.root):
-        with suppress(ProcessLookupError, PermissionError):
-            os.kill(pid, signal.SIGTERM)
+    signal_ranks(folder.root, signal.SIGTERM)
     if registry.run(run.id).status in ENDED:  # no other process has taken the run over
         folder.reserve.unlink(missing_ok=True)
     return True

@@ -51,8 +51,8 @@ from rlx.launch.processes import (
     RankProcesses,
     SigtermListener,
     child_environment,
-    list_live_ranks,
     open_temporary_folder,
+    signal_ranks,
     stamp_output,
     this_machine,
 )
@@ -318,7 +318,7 @@ class _Supervisor:
             try:
                 hung = self._watch_ranks(ranks)
                 if hung:  # the ranks write their stacks to the log
-                    self._signal_ranks(signal.SIGUSR1)
+                    signal_ranks(self.folder.root, signal.SIGUSR1, os.getpid())
                     time.sleep(1.0)
             except BaseException:
                 self._end_ranks(ranks, politely=False)
@@ -374,12 +374,6 @@ class _Supervisor:
                 return True
         return False
 
-    def _signal_ranks(self, number: int) -> None:
-        """Sends a signal to all ranks of this supervisor."""
-        for pid in list_live_ranks(self.folder.root, os.getpid()):
-            with suppress(ProcessLookupError):
-                os.kill(pid, number)
-
     def _end_ranks(self, ranks: RankProcesses, *, politely: bool) -> None:
         """Ends the ranks, their launcher and all that they started."""
         if politely and ranks.is_alive():
@@ -388,7 +382,7 @@ class _Supervisor:
             while waited.look() < STOP_GRACE and not self.orders.kill and ranks.is_alive():
                 time.sleep(POLL_INTERVAL)
         ranks.kill()
-        self._signal_ranks(signal.SIGKILL)
+        signal_ranks(self.folder.root, signal.SIGKILL, os.getpid())
         kill_descendants(DESCENDANTS_GRACE)
 
     def _describe_failure(self, ranks: RankProcesses, log_start: int) -> AttemptEnd:
