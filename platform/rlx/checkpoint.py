@@ -327,7 +327,8 @@ def write_weights(
         logits = policy.model(input_ids=torch.tensor([[0, 1]])).logits
     for name, value in {**weights, "logits": logits}.items():
         if not value.isfinite().all():
-            raise DivergedModelError(f"{checkpoint.name} is not sound: its {name} is not finite")
+            what = f"its {name} has values that are not finite"
+            raise DivergedModelError(f"{checkpoint.name} is not sound: {what}")
     write_model(policy, weights, adapter_weights(policy.model), folder)
 
 
