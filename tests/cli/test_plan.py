@@ -116,7 +116,7 @@ def test_turns_and_what_they_were_answered(shown):
     assert code == 0, err
     for said in ("of up to 4 turns", "turn 1 kg_query", "for the whole rollout", "turn 4"):
         assert said in out
-    assert any(line.split()[1:3] == ["env", "environment"] for line in out.splitlines())
+    assert any(line.split()[1:2] == ["env"] for line in out.splitlines())
 
 
 def test_narrow_terminals_keep_to_their_width(shown):

@@ -16,7 +16,6 @@ from rlx.phase_setup import PhaseSetup
 from rlx.plan.memory import ModelShape, load_model_shape
 from rlx.plan.synthetic_responses import (
     DialogueSession,
-    EnvironmentSession,
     PlanProblems,
     PlanSpeech,
     ResponseAuthor,
@@ -51,13 +50,12 @@ class PlanTrial:
     """Result of running synthetic rollouts.
 
     Attributes:
-        phases: the phases with the settings of `setup`, if they are known.
+        phases: the phases with the settings of `setup`.
         note: what stands in for the task's problems; "" if they are its own.
         shape: dimensions of the model; None if unknown on this machine.
         table: rewards of the sampled `trees`.
         is_scripted: the turns come from the task's own script.
         rewards: the same rewards as tensors; None, like `train`, if nothing could be scored.
-        train: the batch with advantages and loss weights.
         made_up: names of the streams with synthetic values.
         stopped: why credit could not be assigned; "" if it was.
     """
@@ -156,9 +154,7 @@ def run_trial(
         if plan.talk is None:
             session = TreeSession(author, problems, room)
         elif isinstance(host, EnvironmentHost):
-            session = host = EnvironmentSession(
-                author, problems, seeds, plan.talk, room, host=host, script=script
-            )
+            session = host = DialogueSession(author, problems, seeds, plan.talk, room, host, script)
         else:
             session = DialogueSession(author, problems, seeds, plan.talk, room)
         trees = sample_rollout_trees(plan, problems, seeds, session, speech, host)

@@ -23,8 +23,8 @@ from rlx.testing.promise import (
     Subject,
     build_first_plugin,
     build_subject_plugin,
+    open_worker,
     run_checks,
-    score_jobs,
     shorten_text,
 )
 
@@ -144,7 +144,8 @@ def _run_cases(
     cases: Sequence[_RewardCase], *, fresh: bool = False, is_watched: bool = False
 ) -> list[JobOutcome]:
     jobs = [RewardJob(c.reward, c.samples, DEADLINE, is_watched=is_watched) for c in cases]
-    return score_jobs(jobs, fresh=fresh)
+    with open_worker(fresh=fresh) as pool:
+        return pool.score(jobs)
 
 
 def _get_verdicts(
