@@ -24,11 +24,8 @@ RESULTS = Path(__file__).with_name("results")
 STORED, PAGE = RESULTS / "bench.json", RESULTS / "benchmarks.md"
 
 BENCHMARKS = {
-    "common_prefix_update": "common_prefix",
     "smollm2_grpo_step": "real_steps",
     "smollm2_rlcr_step": "real_steps",
-    "smollm2_products": "products",
-    "forked_history": "sessions",
     "verb_cpu_ratios": "starts",
     "start_cpu_seconds": "starts",
 }

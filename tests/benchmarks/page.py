@@ -26,22 +26,12 @@ A name that ends with `_strongest` is beside the strongest plain form that we kn
 """
 
 STEPS = """\
-`common_prefix_*` is forward and backward of a real model, SmolLM2-135M-Instruct in float32, fetched
-by `experiments/smollm2/fetch.py`, on 8 prompts of `experiments/smollm2_grpo.yaml` with 8 answers of
-8 tokens each, in one micro-batch. `_problems` is beside the same learner with each problem packed
-for itself, `_cache` beside transformers' own cache with gradient, which reads each prompt once and
-forks it. Losses and gradients are compared first.
-
 `smollm2_grpo_step_*` and `smollm2_rlcr_step_*` are whole steps of SmolLM2-135M-Instruct in float32,
 whose prompts of about 400 tokens differ in the last few: 4 prompts with 8 answers of 32 tokens (8
 prompts where a name ends with `_8`), and 6 with 4 answers of 32 and 4 confidences of 12 below each.
 TRL has micro-batches of 4 rows, and computes its output layer at every position, as it does on
 every CPU. `_strongest` is `generate` with one cache, and an update with transformers' cache with
 gradient, of at most six prompts at a time, in which no token is read twice but what problems share.
-`smollm2_sampling_products` and `smollm2_update_products` are the parts of the first of these steps
-beside their matrix products alone, recorded and replayed on random values in the same process;
-`_attention` counts attention in one call as products too; the update includes credit and the
-handing over of weights.
 """
 
 SMALL = """\
@@ -55,24 +45,9 @@ supervisor imports MLflow after the first step, and sends batches of the registr
 `mlflow.log_metrics` does.
 """
 
-SESSIONS = """\
-`forked_history_tokens` is what the learner computes of programs that write four turns, go on with
-one of them, and so on, six times.
-"""
-
 SECTIONS = {
-    "Steps of training": (
-        STEPS,
-        (
-            *("common_prefix_update", "smollm2_grpo_step"),
-            *("smollm2_rlcr_step", "smollm2_products"),
-        ),
-    ),
-    "Sessions": (SESSIONS, ("forked_history",)),
-    "Starts": (
-        SMALL,
-        ("verb_cpu_ratios", "start_cpu_seconds"),
-    ),
+    "Steps of training": (STEPS, ("smollm2_grpo_step", "smollm2_rlcr_step")),
+    "Starts": (SMALL, ("verb_cpu_ratios", "start_cpu_seconds")),
 }
 """By title: what is compared with what, and the benchmarks whose figures follow."""
 

@@ -15,16 +15,6 @@ WEIGHTS = {
     "retrieval_quality": 0.4,
 }
 """As printed for KG-R1."""
-CWQ = {
-    "question": "who is the brother of justin bieber",
-    "answer": ["Jaxon Bieber"],
-    "q_entity": ["Justin Bieber"],
-    "graph": [
-        ["Justin Bieber", "people.person.sibling_s", "m.cvt"],
-        ["m.cvt", "people.sibling_relationship.sibling", "Jaxon Bieber"],
-    ],
-}
-"""A question in a form that rlx reads."""
 PRINTED = {
     "question": "Using the numbers [1455, 1961, 2068], create an equation that equals 1562.",
     "numbers": [1455, 1961, 2068],
@@ -120,21 +110,6 @@ def test_turns_and_globals_are_compared_apart(rows):
             for token in list_learning(row):
                 own = (turns[token.turn] - mean(pooled)) / (stdev(pooled) + 1e-6)
                 assert token.advantage == pytest.approx(0.5 * own + alike, abs=1e-4)
-
-
-def test_the_script_for_cwq_plans_with_questions_from_files(plan, tmp_path):
-    for split in ("train", "test"):
-        question = {**CWQ, "id": split, "question": f"{CWQ['question']} ({split})"}
-        (tmp_path / f"{split}.jsonl").write_text(json.dumps(question))
-    files = f"{{train: {tmp_path / 'train.jsonl'}, test: {tmp_path / 'test.jsonl'}}}"
-    report = plan("sources/kg_r1_cwq_3b", f"task.files={files}")
-    (phase,) = report.phases
-    assert report.exit_code == 0 and not report.findings
-    assert len(phase.rows) == 16 * len({row.tree for row in phase.rows})
-    weights = {r.name: r.weight for row in phase.rows for r in row.rewards if r.counts}
-    assert weights == dict.fromkeys(WEIGHTS, 0.5)
-    learned = [token.weight for row in phase.rows for token in list_learning(row)]
-    assert learned == pytest.approx([1 / 4096 / len(phase.rows)] * len(learned))
 
 
 # Countdown ---------------------------------------------------------------------------------------

@@ -38,7 +38,6 @@ def read_spec(path: Path, overrides: Sequence[str] = ()) -> LoadedSpec:
     """Reads and validates one experiment, without its plugins and their options.
 
     Args:
-        path: a YAML file.
         overrides: `path.to.key=value`, applied in order; values are YAML.
 
     Raises:
@@ -62,9 +61,6 @@ def validate_document(document: YamlDocument, path: Path) -> LoadedSpec:
 
 def check_read_spec(read: LoadedSpec) -> ExperimentPlugins:
     """Builds an experiment's plugins, and checks that they fit it and each other in every phase.
-
-    The returned plugins are those of the experiment itself; for those of a phase, use
-    `resolve_plugins(spec.resolve_phase_spec(phase))`.
 
     Raises:
         InvalidSpec: lists every fault found; InvalidPlugins if only plugins are at fault.
@@ -90,11 +86,7 @@ def check_read_spec(read: LoadedSpec) -> ExperimentPlugins:
 def check_file(
     source: Path | Mapping[str, Any], overrides: Sequence[str] = ()
 ) -> tuple[LoadedSpec, ExperimentPlugins]:
-    """Reads and checks one experiment with its plugins, and reports all errors at once.
-
-    Args:
-        source: a file, or its content.
-        overrides: `path.to.key=value`.
+    """Reads and checks one experiment, a file or its content, with its plugins.
 
     Raises:
         InvalidSpec: lists every fault found; InvalidPlugins if only plugins are at fault.
@@ -230,8 +222,7 @@ def _find_hidden_errors(tree: Any, faults: Sequence[Diagnostic]) -> Iterator[Dia
     """Yields errors among the valid values, which validation does not reach after `faults`.
 
     Misspelt keys and kinds are replaced by those that were probably meant, and malformed values are
-    removed. Errors that concern removed values are dropped, and those of a renamed key's own value,
-    since another key may have been meant.
+    removed; errors that concern these are dropped.
     """
     mended = deepcopy(tree)
     guessed = {(*fault.path[:-1], fault.meant) for fault in faults if fault.meant}

@@ -114,13 +114,8 @@ need no files."""
 
 @dataclass(frozen=True, slots=True)
 class DiskEstimate:
-    """What the checkpoints and the trained model of a run take on disk, in bytes.
-
-    Attributes:
-        checkpoint: one checkpoint.
-        checkpoints: the largest number of them at a time.
-        training: the most while the run trains, and as it ends.
-        finished: what stays.
+    """What a run takes on disk, in bytes: one checkpoint, the most `checkpoints` at a time, the
+    whole while it trains, and what stays.
     """
 
     checkpoint: int
@@ -150,15 +145,11 @@ def estimate_disk(spec: ExperimentSpec, shape: ModelShape) -> DiskEstimate:
 def load_model_shape(
     spec: ModelSpec | ModelFiles, vocabulary: int | None = None
 ) -> ModelShape | None:
-    """Reads the model's dimensions.
+    """Reads the model's dimensions; None if the configuration is not on this machine and not
+    `KNOWN`, or describes another architecture.
 
     Args:
-        spec: the `model:` section, or `model.reference`.
         vocabulary: number of tokens of a tiny model; None reads it from its tokenizer.
-
-    Returns:
-        None if the configuration is not on this machine and not `KNOWN`, or describes another
-        architecture.
     """
     from rlx.model import find_local_files, load_vocabulary
 
@@ -228,7 +219,6 @@ class TokenBudget:
     """Tokens of one step. Pairs are (with synthetic lengths, upper bound).
 
     Attributes:
-        levels: turn levels, first turn first.
         sampled: tokens that the policy samples.
         shared: tokens the learner processes, with each shared prefix counted once.
         common: tokens with which all prompts begin; every rank processes them.
@@ -346,12 +336,8 @@ ESTIMATED = frozenset(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryEstimate:
-    """Bytes on one rank's device.
-
-    Attributes:
-        parameters: how many the model has.
-        parts: bytes by what they hold.
-        stages: for each stage of a step, the names of the parts that it has in memory.
+    """Bytes on one rank's device, by what they hold, and for each stage of a step the names of the
+    parts that it has in memory. `parameters` is how many the model has.
     """
 
     parameters: int

@@ -90,11 +90,8 @@ class PhaseReport:
 
 @dataclass(frozen=True, kw_only=True)
 class PlanReport:
-    """The plan of all phases.
-
-    Attributes:
-        notes: placeholders for what is not on this machine.
-        disk: None if the model's dimensions are unknown on this machine.
+    """The plan of all phases; `notes` are placeholders for what is not on this machine, and `disk`
+    is None if the model's dimensions are unknown here.
     """
 
     file: str
@@ -135,8 +132,7 @@ def build_plan(path: Path, read: LoadedSpec, plugins: ExperimentPlugins) -> Plan
 
     Args:
         path: of the file, as its author named it.
-        read: the experiment, already validated.
-        plugins: its plugins, with the warnings of that validation.
+        plugins: with the warnings of the validation.
 
     Raises:
         InvalidSpec: no trial is possible, as in `rehearse_experiment`.

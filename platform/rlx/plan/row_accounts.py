@@ -156,10 +156,8 @@ def build_row_accounts(
 
     Args:
         trees: trees that the rows refer to; `table` holds their rewards.
-        credit: how rewards are placed.
         speech: decodes tokens; None shows token ids instead.
-        tokens: `[B, T]` by the names of `rlx.record.rollouts.TOKEN_COLUMNS`, the mask among them; a
-            missing stream is None or has no entry.
+        tokens: `[B, T]` by the names of `rlx.record.rollouts.TOKEN_COLUMNS`, the mask among them.
         turn_present: `[B, K]` bool turns with a reward.
         groups: `[B]` int64 rows with equal numbers are compared.
         lost: `[B]` reward on no token; None if not stored.
@@ -313,12 +311,8 @@ def load_phase_spec(resolved: Mapping[str, Any], phase: str) -> ExperimentSpec:
 
 
 def load_run_speech(spec: ModelSpec, tokenizer: Path, exported: Path) -> ModelDialogue | None:
-    """The dialogue of a run's model, from its initial files or its export; None without them.
-
-    Args:
-        spec: the `model:` section.
-        tokenizer: `RunFolder.tokenizer`.
-        exported: `RunFolder.model`.
+    """The dialogue of a run's model, from its initial files (`RunFolder.tokenizer`) or its export
+    (`RunFolder.model`); None without them.
     """
     dialogue = load_local_dialogue(spec, tokenizer)
     if dialogue is None and (exported / "config.json").is_file():
@@ -338,7 +332,6 @@ def stored_accounts(
     Args:
         trees: all trees of the step; `table` holds their rewards.
         rows: the trained rows, in the order of `rlx.batch.list_batch_rows`.
-        credit: how the step placed its rewards.
         speech: decodes tokens; None shows token ids instead.
 
     Raises:

@@ -193,7 +193,7 @@ def find_right_answers(fields: Mapping[str, Any]) -> list[str]:
     """Lists the values in a problem's record that look like a right answer, likeliest first.
 
     `solution` comes before `answer`, because a record with both holds the working in one and the
-    result in the other. From a GSM8K-style worked answer only the text after `####` is taken.
+    result in the other. Of a GSM8K-style answer only the text after `####` is taken.
     """
     found: list[tuple[bool, str]] = []
     for name, value in fields.items():
@@ -242,7 +242,6 @@ class ResponseAuthor:
         Args:
             number: number of the turn, from 0.
             seed: selects the demonstration.
-            role: the wanted kind of response; `end_response` removes tags or truncates.
             confidence: the confidence that the turn states, if it states one.
         """
         talk = self.plan.talk
@@ -320,11 +319,8 @@ def _alter_answer(answer: str) -> str:
 
 # Sessions ----------------------------------------------------------------------------------------
 class TreeSession:
-    """A `rlx.rollout.SamplingSession` without a model, for schedules without an environment.
-
-    Args:
-        problems: problems of the trees being sampled, in order.
-        room: context length in tokens.
+    """A `rlx.rollout.SamplingSession` without a model, for schedules without an environment, with a
+    context of `room` tokens.
     """
 
     def __init__(self, author: ResponseAuthor, problems: Sequence[Problem], room: int) -> None:
@@ -373,11 +369,7 @@ class TreeSession:
 
 
 def find_script(spec: ExperimentSpec, task: Task) -> Rehearsed | None:
-    """Returns the task if it can act out an episode; None if its options leave it without lessons.
-
-    Raises:
-        PluginError: the task fails.
-    """
+    """Returns the task if it can act out an episode; None if its options give it no lessons."""
     if not isinstance(task, Rehearsed):
         return None
     try:

@@ -47,9 +47,8 @@ _TAG = re.compile(r"</([A-Za-z_][A-Za-z0-9_-]*)>")
 def check_texts(
     spec: ExperimentSpec, plugins: ExperimentPlugins, *, thorough: bool
 ) -> Iterator[Diagnostic]:
-    """Yields what keeps problems and demonstrations from being shown to the model.
-
-    A run that starts from a checkpoint is not checked: it has the tokenizer of that run.
+    """Yields what keeps problems and demonstrations from being shown to the model; nothing of a run
+    from a checkpoint, which has the tokenizer of that run.
 
     Args:
         thorough: check many problems and pretrained models too; every exception is a fault.
