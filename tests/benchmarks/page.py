@@ -18,9 +18,7 @@ Both sides of a ratio take turns in one run, on one thread; a first round does n
 median, lowest and highest are of the rounds' ratios of CPU time, which other work on the machine
 hardly touches: they are what goals are held against. "Clock" is the median of the same ratio by the
 clock, and "ms" is our own CPU time. Ratios carry over to other machines better than times do; below
-each table stands where its figures were made. "Earlier" is the lowest and the highest median of
-earlier runs of `make bench`, on other days and machines and with other versions of rlx, and how
-many there were.
+each table stands where its figures were made.
 
 A name that ends with `_strongest` is beside the strongest plain form that we know.
 """
@@ -56,7 +54,6 @@ COLUMNS = {
     "low": "low",
     "high": "high",
     "clock": "wall",
-    "earlier": "earlier",
     "unit": "unit",
     "ms": "milliseconds",
     "compared with": "baseline",
@@ -75,26 +72,13 @@ def page(rows: list[dict]) -> str:
 
 
 def _describe_origins(rows: list[dict]) -> str:
-    """On which machines figures were made, and when; names them where there were several."""
-    origins: dict[str, list[str]] = {}
-    for row in rows:
-        made = f", {row['made']}" if "made" in row else ""
-        origins.setdefault(f"{row['machine']}{made}", []).append(row["benchmark"])
-    if len(origins) == 1:
-        return f"Measured on {next(iter(origins))}.\n"
-    lines = (
-        f"- {', '.join(f'`{name}`' for name in dict.fromkeys(names))}: {origin}"
-        for origin, names in origins.items()
-    )
-    return "Measured on\n\n" + "\n".join(lines) + "\n"
+    """On which machines figures were made, and when."""
+    made = dict.fromkeys(f"{row['machine']}, {row['made']}" for row in rows)
+    return f"Measured on {'; '.join(made)}.\n"
 
 
 def _table(rows: list[dict]) -> str:
-    columns = {
-        title: key
-        for title, key in COLUMNS.items()
-        if any(row.get(key, "") not in ("", []) for row in rows)
-    }
+    columns = {title: key for title, key in COLUMNS.items() if any(key in row for row in rows)}
     lines = [f"| figure | {' | '.join(columns)} |", "| --- " * (len(columns) + 1) + "|"]
     for row in rows:
         cells = (_shown(row.get(key, "")) for key in columns.values())
@@ -103,9 +87,7 @@ def _table(rows: list[dict]) -> str:
 
 
 def _shown(value: object) -> str:
-    """A number with the digits that it deserves; of several the least and the greatest."""
-    if isinstance(value, list):
-        return f"{_shown(min(value))} to {_shown(max(value))} ({len(value)})" if value else ""
+    """A number with the digits that it deserves."""
     if not isinstance(value, float):
         return str(value)
     return f"{value:.3g}" if abs(value) < 1000 else f"{value:.0f}"

@@ -66,11 +66,6 @@ class ModelShape:
         embeddings = self.vocabulary * self.hidden * (1 if self.tied else 2)
         return embeddings + self.layers * layer + self.hidden
 
-    @property
-    def largest(self) -> int:
-        """Number of elements of the largest parameter."""
-        return max(self.vocabulary * self.hidden, *(a * b for a, b in self.linears.values()))
-
     def adapters(self, lora: Lora) -> int:
         """Number of parameters of LoRA adapters."""
         every = "all-linear" in lora.targets

@@ -124,21 +124,16 @@ def _check_estimator_fit(spec: ExperimentSpec, estimator: Estimator) -> Iterator
     """Reports settings that the estimator would ignore or does not support."""
     name, reading, credit = spec.estimator.plugin, estimator.reading(), spec.credit
     reads = {"turns": "the named rewards", "token_rewards": "token rewards"}
-    if credit.use_kl_in_reward and reading == "turns":
+    from_scores = reading == "scores" and credit.score_source == "structured"
+    if credit.use_kl_in_reward and (from_scores or reading == "turns"):
+        ways = "use a penalty in the loss, `loss.kl`, or an estimator of token rewards, such as gae"
+        if from_scores:
+            ways += "; `credit.score_source: token_rewards` also counts the KL"
         yield build_error(
             ("credit", "use_kl_in_reward"),
-            f"credit.use_kl_in_reward is on, but estimator '{name}' reads only {reads['turns']}: "
-            "the KL would be ignored",
-            "use a penalty in the loss instead, `loss.kl`, or an estimator of token rewards, such "
-            "as gae or reinforce_plus_plus",
-        )
-    if credit.use_kl_in_reward and reading == "scores" and credit.score_source == "structured":
-        yield build_error(
-            ("credit", "use_kl_in_reward"),
-            f"credit.use_kl_in_reward is on, but estimator '{name}' reads only structured scores: "
-            "the KL would be ignored",
-            "`credit.score_source: token_rewards` makes a row's score the sum of its token "
-            "rewards, KL included; or use a penalty in the loss, `loss.kl`",
+            f"credit.use_kl_in_reward is on, but estimator '{name}' reads only "
+            f"{reads.get(reading, 'structured scores')}: the KL would be ignored",
+            ways,
         )
     if credit.score_source == "token_rewards" and reading != "scores":
         yield build_error(
