@@ -314,7 +314,10 @@ def _is_right(text: str, known: Sequence[str]) -> bool:
 
 
 def _alter_answer(answer: str) -> str:
-    return f"{answer}+1" if any(map(str.isdigit, answer)) else f"not {answer}"
+    try:
+        return str(int(answer) + 1)
+    except ValueError:
+        return f"{answer}+1" if any(map(str.isdigit, answer)) else f"not {answer}"
 
 
 # Sessions ----------------------------------------------------------------------------------------
