@@ -199,18 +199,6 @@ def test_a_wider_scope_does_not_see_turns_whose_parent_reward_is_absent():
     assert raws(table, "rank") == {(0, 3): 0.0, (0, 4): 1.0, (0, 7): None, (0, 8): None}
 
 
-@each_row("is_watched", [True, False])
-def test_what_rewards_change_is_watched_on_request(is_watched):
-    class Changing(InProcess):
-        def run(self, job):
-            return replace(super().run(job), changed=(f"problem of {job.name}",))
-
-    pool = Changing()
-    table = score_rollouts([TWO], [accuracy], pool, is_watched=is_watched)
-    assert [job.is_watched for job in pool.jobs] == [is_watched]
-    assert table.changed == ({"accuracy": ("problem of accuracy",)} if is_watched else {})
-
-
 def test_deadlines_travel_with_the_jobs():
     pool = InProcess()
     score_rollouts([TWO], [named("slow", lambda s: 0.0, deadline=0.25)], pool)

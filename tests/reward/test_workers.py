@@ -25,7 +25,6 @@ from hostile_rewards import (
     numpy_scores,
     process,
     rank,
-    reorder,
     shout,
 )
 from patience import wait_until
@@ -104,22 +103,6 @@ def test_a_call_that_changes_its_input_changes_no_other(pool):
     steps = host.step([(shared["numbers"], Action(text="x"))] * 4)
     assert [step.info for step in steps] == [{"length": 4}] * 4
     assert shared == {"numbers": [1, 2, 3]}
-
-
-def test_a_watched_reward_says_what_it_changed(pool):
-    several = (sample("a", id="a", numbers=[1]), sample("b", id="b", numbers=[1]))
-    jobs = [
-        RewardJob(grow(), several[:1], 5.0, is_watched=True),
-        RewardJob(reorder(), several, 5.0, is_watched=True),
-        RewardJob(length(), several[:1], 5.0, is_watched=True),
-        RewardJob(grow(), several[:1], 5.0),
-    ]
-    assert [outcome.changed for outcome in pool.score(jobs)] == [
-        ("problem.numbers",),
-        ("sample 0: id", "sample 0: response", "sample 1: id", "sample 1: response"),
-        (),
-        (),
-    ]
 
 
 def test_a_reward_may_abstain(pool):

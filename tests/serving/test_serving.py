@@ -208,26 +208,11 @@ def test_a_stream_says_what_a_response_says(characters):
     whole = characters.complete(logprobs=1, echo=True, **asked)
     *chunks, last = characters.complete(logprobs=1, echo=True, **asked, **streamed)
     assert last["usage"] == whole["usage"] and last["choices"] == []
-    parts = [chunk["choices"][0] for chunk in chunks]
-    for number, choice in enumerate(whole["choices"]):
-        own = [part for part in parts if part["index"] == number]
-        assert "".join(part["text"] for part in own) == choice["text"]
-        for name, values in choice["logprobs"].items():
-            assert [value for part in own for value in part["logprobs"][name]] == values
-        assert own[-1]["token_ids"] == choice["token_ids"]
-        assert [part["finish_reason"] for part in own[:-1]] == [None] * (len(own) - 1)
-        assert own[-1]["finish_reason"] == choice["finish_reason"]
+    assert [chunk["choices"][0] for chunk in chunks] == whole["choices"]
     whole = characters.chat(logprobs=True, **asked)
     chunks = characters.chat(logprobs=True, stream=True, **asked)
-    deltas = [chunk["choices"][0] for chunk in chunks]
-    for choice in whole["choices"]:
-        own = [delta for delta in deltas if delta["index"] == choice["index"]]
-        assert own[0]["delta"] == {"role": "assistant", "content": ""}
-        said = "".join(each["delta"].get("content", "") for each in own)
-        assert said == choice["message"]["content"]
-        content = [t for each in own if each["logprobs"] for t in each["logprobs"]["content"]]
-        assert content == choice["logprobs"]["content"]
-        assert own[-1]["finish_reason"] == choice["finish_reason"]
+    streamed = [chunk["choices"][0] for chunk in chunks]
+    assert [{"message": c.pop("delta"), **c} for c in streamed] == whole["choices"]
 
 
 # Tools -------------------------------------------------------------------------------------------

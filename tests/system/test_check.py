@@ -327,10 +327,3 @@ def test_plugins_that_have_changed_or_gone_are_said(plain, capsys):
     ]
     assert any("the run used rlx 0.0" in note for note in said["notes"])
     assert found["scores"]["checked"] == 6 * 8
-
-
-def test_a_run_without_rollouts_is_wrong_usage(registry, capsys):
-    read, plugins = check_file(EXPERIMENTS / "countdown.yaml")
-    submit_run(registry, read, plugins, again=True)
-    assert main(["check", "latest"]) == 2
-    assert "has recorded no rollouts" in capsys.readouterr().err

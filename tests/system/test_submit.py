@@ -34,14 +34,6 @@ def test_runs_as_json(finished):
     assert finished.listed == [finished.status]
 
 
-def test_status_by_id_number_and_in_words(finished, home):
-    assert home.json("status", "1") == finished.status
-    shown = home.rlx("status", finished.id)
-    assert shown.returncode == 0
-    assert "before" in shown.stdout
-    assert f"{finished.status['evaluation']['after']['accuracy']:.3f}" in shown.stdout
-
-
 def test_samples_as_json(finished, home):
     samples = home.json("samples", finished.id, "--step", "3", "-n", "500")
     assert len(samples) == 4 * 4 * (1 + 4)
@@ -71,18 +63,6 @@ def test_submitting_the_same_again_does_nothing(finished, home):
     quiet = home.rlx("submit", home.yaml, "-q", sets=home.small)
     assert (quiet.returncode, quiet.stdout) == (0, f"{finished.id}\n")
     assert home.run(finished.id) == finished.record
-
-
-def test_a_finished_run_cannot_be_stopped(finished, home):
-    refused = home.rlx("stop", finished.id)
-    assert refused.returncode == 2
-    assert "is not running: it is finished" in refused.stderr
-
-
-def test_how_it_came_to_its_end_is_recorded(finished, home):
-    with home.registry() as registry:
-        changes = [(change.before, change.after) for change in registry.history(finished.id)]
-    assert changes[-2:] == [("submitted", "running"), ("running", "finished")]
 
 
 # Three others ------------------------------------------------------------------------------------
