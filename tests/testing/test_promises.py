@@ -83,12 +83,11 @@ def test_every_plugin_that_rlx_ships_keeps_every_promise(options, subtests):
             run_checks(list_plugin_checks(kind), plugin)
 
 
-def test_every_reward_that_rlx_ships_has_gold_wrong_and_hostile_examples(subtests):
+def test_every_reward_that_rlx_ships_has_examples_of_several_values(subtests):
     for name in [name for kind, name in OURS if kind == "reward"]:
         with subtests.test(name=name):
             examples = load_plugin("reward", name).examples
             assert any(e.name.startswith("gold") for e in examples)
-            assert len(examples) >= 3
             assert len({e.value for e in examples}) > 1
 
 
