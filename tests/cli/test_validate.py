@@ -96,16 +96,6 @@ def test_show_gives_each_value_its_origin(capsys):
     assert ["runner.ranks", "1", "#", "default"] in rows
 
 
-def test_keys_are_whole_on_a_terminal_of_80_columns(tmp_path, capsys, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "80")
-    (tmp_path / "long.yaml").write_text(f"extends: rlcr\nrollout: {{system: {'1 + ' * 40}1}}\n")
-    assert main(["validate", "--values", "long.yaml"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert max(map(len, lines)) <= 80
-    keys = [line.split()[0] for line in lines if "# " in line]
-    assert {"model.warm_start.demonstrations", "rollout.system"} <= set(keys)
-
-
 def test_warnings_stop_nothing(capsys):
     one = "rollout={schedule: single, answer: {top_k: 5}}"
     assert main(["validate", "good.yaml", "--set", one]) == 0

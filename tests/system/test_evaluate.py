@@ -217,29 +217,6 @@ def test_the_experiments_own_sets_and_a_table(own_home, own_finished):
     assert "ECE, equal mass" in done.stdout
 
 
-@pytest.mark.parametrize(
-    ("text", "says"),
-    [
-        ("name: x\nsets: {a: {set: {task.nmbers: [3]}}}\n", "set 'a' of the suite"),
-        (
-            "name: x\n"
-            "sets: {a: {set: {task.number_range: [9, 20], task.target_range: [101, 180]}}}\n",
-            "has no token",
-        ),
-        ("name: x\nsamples: 0\nsets: {a: {}}\n", "'samples' must be at least 1"),
-        ("name: x\nset: {a: {}}\n", "unknown key 'set'"),
-        ("name: x\nsets: {}\n", "1 error. Nothing was evaluated."),
-    ],
-)
-def test_a_suite_that_cannot_be_is_refused(own_home, own_finished, tmp_path, text, says):
-    path = tmp_path / "suite.yaml"
-    path.write_text(text)
-    done = own_home.rlx("eval", own_finished.id, "--suite", path)
-    assert done.returncode == 2, done.stderr
-    assert says in done.stderr
-    assert "Traceback" not in done.stderr
-
-
 def test_what_was_trained_is_what_is_evaluated(own_home, own_finished):
     done = own_home.rlx("eval", own_finished.id, "--set", "rewards.turn.accuracy.weight=2")
     assert done.returncode == 2
