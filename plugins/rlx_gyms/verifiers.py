@@ -222,21 +222,11 @@ class VerifiersEnvironment(Environment):
     kinds: ClassVar[tuple[str, ...]] = ("turn",)
 
     def reset(self, problem: Mapping[str, Any], seed: int) -> dict[str, Any]:
-        """Returns where the row is.
-
-        Raises:
-            ValueError: the problem is of another task.
-        """
         if "taskset" not in problem:
             raise ValueError("the environment `verifiers` works only with the task `verifiers`")
         return {key: value for key, value in problem.items() if key != "data_source"}
 
     def step(self, state: Mapping[str, Any], action: Action) -> Step:
-        """Has the answer scored.
-
-        Raises:
-            RemoteFault: it cannot be scored.
-        """
         source = TasksetSource(**{k: v for k, v in state.items() if k != "index"})
         text = action.text.encode(errors="replace").decode()
         request = {"index": state["index"], "text": text}
@@ -276,11 +266,6 @@ class VerifiersTask(Plugin):
     """One in `held_out` prompts is held out for testing."""
 
     def check(self) -> None:
-        """Checks that the taskset can be loaded and has rows of both splits.
-
-        Raises:
-            ValueError: it cannot.
-        """
         try:
             for split in ("train", "test"):
                 _list_rows(self._source, self.held_out, split)
@@ -288,11 +273,7 @@ class VerifiersTask(Plugin):
             raise ValueError(str(fault)) from None
 
     def data(self) -> Mapping[str, str]:
-        """Returns a digest of the taskset's files, if it is a folder.
-
-        Raises:
-            OSError: a file cannot be read.
-        """
+        """Returns a digest of the taskset's files, if it is a folder."""
         folder = expand_path(self.taskset)
         if not folder.is_dir():
             return {}
@@ -309,12 +290,6 @@ class VerifiersTask(Plugin):
         return TasksetSource(self.python, self.taskset, config, self.size)
 
     def problem(self, split: Split, index: int, seed: int) -> Problem:
-        """Returns problem number `index` of a split; the same for the same arguments.
-
-        Raises:
-            RemoteFault: the taskset cannot be loaded.
-            ValueError: no row is for this split.
-        """
         rows = _list_rows(self._source, self.held_out, split)
         number = random.Random(f"verifiers/{seed}/{split}/{index}").choice(rows)
         prompt, system = _read_row(self._source, number)
@@ -326,7 +301,6 @@ class VerifiersTask(Plugin):
         )
 
     def demonstration(self, problem: Problem, seed: int) -> Demonstration:
-        """Raises NotImplementedError: tasksets hold no answers in a common field."""
         raise NotImplementedError("tasksets of verifiers have no answers to show")
 
 

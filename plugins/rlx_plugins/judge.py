@@ -130,20 +130,13 @@ class JudgeReward(Reward):
 
     @property
     def max_cost(self) -> float | None:  # type: ignore[override]
-        """The limit of the costs."""
         return self.spend_at_most
 
     @property
     def concurrency(self) -> int:  # type: ignore[override]
-        """As many calls as requests at a time."""
         return self.at_once
 
     def check(self) -> None:
-        """Looks for the client and the token.
-
-        Raises:
-            ImportError, OSError: one of them is missing.
-        """
         try:
             import openai  # noqa: F401
         except ImportError as error:
@@ -154,26 +147,19 @@ class JudgeReward(Reward):
             raise OSError(f"the environment variable {self.key}, which holds the token, is not set")
 
     def check_problem(self, problem: Mapping[str, Any]) -> None:
-        """Requires the fields of the question."""
         self.write_question(problem)
 
     def write_question(self, problem: Mapping[str, Any]) -> str:
-        """What the judge sees of a problem.
-
-        Raises:
-            ValueError: the problem lacks a field.
-        """
+        """What the judge sees of a problem; raises ValueError for a field that it lacks."""
         if lacking := {*list_template_fields(self.question)} - {*problem}:
             raise ValueError(f"question: the problem has no field {min(lacking)!r}")
         texts = {k: v if isinstance(v, str) else json.dumps(v) for k, v in problem.items()}
         return fill_template(self.question, texts)
 
     def value_range(self) -> tuple[float, float]:
-        """Between 0 and 1."""
         return 0.0, 1.0
 
     def spans_read(self) -> Sequence[str]:
-        """Returns the span with the answer."""
         return () if self.span is None else (self.span,)
 
     def get_answer(self, sample: Sample) -> str:
@@ -186,14 +172,8 @@ class JudgeReward(Reward):
     ) -> Answer:
         """Asks the judge, or recalls what it said.
 
-        Args:
-            prompt: the user's message.
-            seed: of the judge's sampling.
-            reply: the form of its reply.
-            read: the value of a reply; raises ValueError for one that says nothing.
-
-        Raises:
-            JudgeError: there is no verdict after all tries.
+        `read` takes the value from a reply of the form `reply`, or raises ValueError for one that
+        says nothing. Raises JudgeError if there is no verdict after all tries.
         """
         request: dict[str, Any] = {
             "model": self.model,
@@ -278,11 +258,6 @@ class Judge(JudgeReward):
         return self
 
     async def score(self, sample: Sample) -> Score:
-        """Asks for the votes.
-
-        Raises:
-            JudgeError: the judge gave no verdict.
-        """
         answer = self.get_answer(sample)
         if not answer:
             return Score(0.0, "no answer")
@@ -327,11 +302,6 @@ class JudgeRanking(JudgeReward):
         return self
 
     async def score(self, samples: Sequence[Sample]) -> list[Score]:
-        """Has all answers to one prompt compared.
-
-        Raises:
-            JudgeError: the judge gave no verdict.
-        """
         texts = [self.get_answer(sample) for sample in samples]
         pairs = [(a, b) for a, b in itertools.permutations(sorted({*texts}), 2) if a and b]
         question = self.write_question(samples[0].problem)
@@ -379,11 +349,7 @@ def fill_judge_prompt(template: str, **texts: str) -> str:
 
 
 def _read_reply(text: str, form: type[_Reply]) -> Any:
-    """Reads the last line of a reply, which has to be the verdict and nothing else.
-
-    Raises:
-        ValueError: it is not.
-    """
+    """Reads the last line of a reply, which has to be the verdict and nothing else."""
     *_, last = text.strip().splitlines() or [""]
     try:
         return form.model_validate_json(last)
@@ -406,11 +372,7 @@ async def _gather(calls: Iterable[Coroutine[Any, Any, Answer]]) -> list[Answer]:
 
 
 class _Server:
-    """A judge's server, as the requests of one event loop see it.
-
-    Attributes:
-        gate: lets in so many requests at a time.
-    """
+    """A judge's server, as the requests of one event loop see it; `gate` limits how many wait."""
 
     def __init__(self, judge: JudgeReward) -> None:
         import openai

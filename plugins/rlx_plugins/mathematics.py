@@ -57,11 +57,6 @@ class MathVerify(AnswerReward):
         _import_math_verify()
 
     def check(self) -> None:
-        """Checks that math-verify is installed.
-
-        Raises:
-            ImportError: it is not installed.
-        """
         if not _is_installed():
             raise ImportError(_MISSING)
 
@@ -73,12 +68,6 @@ class MathVerify(AnswerReward):
                 _read_right_answer(one)
 
     def score(self, sample: Sample) -> Score:
-        """Compares one answer.
-
-        Raises:
-            ValueError: the problem holds no right answer, or one that cannot be read.
-            RuntimeError: the library failed.
-        """
         right = [
             one if isinstance(one, str) else format_number(one)
             for one in self.list_right_answers(sample.problem)

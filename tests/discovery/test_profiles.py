@@ -75,15 +75,6 @@ def test_the_profile_verl_sets_what_only_one_estimator_has(name, option, own, th
         assert getattr(cls(**fill_profile_options(cls, {}, profile)), option) == value
 
 
-def test_what_is_said_stands():
-    filled = fill_profile_options(
-        load_plugin("estimator", "two_level"), {"eps": 0.5, "confidence": {"ddof": 1}}, "seed004"
-    )
-    assert filled["eps"] == 0.5
-    assert filled["ddof"] == 0
-    assert filled["confidence"] == {"ddof": 1, "eps": 1e-4, "singleton": "refuse"}
-
-
 def test_changes_of_a_runs_plugins_are_told(tmp_path):
     path = tmp_path / "spec.yaml"
     path.write_text(SPEC)

@@ -166,11 +166,6 @@ def test_what_is_wrong_is_named_with_its_path(tmp_path, value, says, code):
     assert caught.value.diagnostics[0].position is not None
 
 
-def test_a_reward_names_one_of_its_kinds_of_turn(tmp_path):
-    with pytest.raises(InvalidSpec, match=r"'draft' has only draft, answer"):
-        read(tmp_path, "{schedule: draft}", "rewards.turn.accuracy.turn=again")
-
-
 def test_a_phase_changes_to_it_and_keeps_what_both_have(tmp_path):
     phases = "[{name: first, steps: 1}, {name: second, steps: 1, set: {rollout.schedule: retry}}]"
     spec = read(tmp_path, "{schedule: single, prompts_per_step: 3}", f"phases={phases}")

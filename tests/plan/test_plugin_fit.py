@@ -65,29 +65,6 @@ def test_placement_is_nothing_to_who_reads_scores(warned):
             "its gradient is 0 in expectation",
         ),
         (
-            ["loss: {surrogate: none}", "optimizer: {updates_per_rollout: 2}"],
-            "loss.surrogate",
-            "nothing bounds the ratio",
-        ),
-        (
-            ["optimizer: {mini_batches: 3}", "rollout: {schedule: single, prompts_per_step: 8}"],
-            "optimizer.mini_batches",
-            "parts of 3 and of 2 prompts count the same",
-        ),
-        (
-            [
-                "credit: {use_kl_in_reward: true, kl_coef: 0}",
-                "estimator: {name: reinforce_plus_plus}",
-            ],
-            "credit.kl_coef",
-            "KL does not affect the reward",
-        ),
-        (
-            ["critic: {lead_steps: 3}", "estimator: {name: gae}"],
-            "critic.lead_steps",
-            "the policy never learns",
-        ),
-        (
             ["critic: {warmup_steps: 3}", "estimator: {name: gae}"],
             "critic.warmup_steps",
             "never leaves its warm-up",
@@ -143,34 +120,6 @@ def test_placement_is_nothing_to_who_reads_scores(warned):
             "loss.clip",
             "[0.8, 1.2], distances from 1: the ratio is clipped to [0.2, 2.2]",
         ),
-        (
-            ["rollout: {schedule: single, answer: {prefix: <anwser>, spans: [answer]}}"],
-            "rollout.answer.prefix",
-            "begins with <anwser>, and rollout.answer.spans has answer",
-        ),
-        (
-            ["rollout: {schedule: single, answer: {stop: [</think>], spans: [answer]}}"],
-            "rollout.answer.stop",
-            "ends at </think>, and rollout.answer.spans has answer",
-        ),
-        (
-            ["rollout: {schedule: single, examples: [{user: 3 + 4, assistant: '7'}]}"],
-            "rollout.examples.0.assistant",
-            "has none of the spans think, answer, which rollout.answer.spans names",
-        ),
-        (
-            [
-                "rollout: {schedule: single, "
-                "examples: [{user: 3 + 4, assistant: <anwser>7</anwser>}]}",
-            ],
-            "rollout.examples.0.assistant",
-            "has none of the spans think, answer, which rollout.answer.spans names",
-        ),
-        (
-            ["runner: {hang_after: 5}"],
-            "runner.hang_after",
-            "hang_after is 5 and rewards.turn.accuracy.deadline 5: while one call takes that long",
-        ),
     ],
 )
 def test_settings_that_change_nothing_or_too_much(lines, key, text, warned):
@@ -192,14 +141,8 @@ def test_settings_that_change_nothing_or_too_much(lines, key, text, warned):
         ["loss: {ratio: sequence, clip: [3e-4, 4e-4], aggregate: sequence_mean}"],
         ["loss: {surrogate: cispo, clip: [1.0, 0.28]}"],
         ["rollout: {schedule: single, dynamic_sampling: {max_batches: 3}}"],
-        ["optimizer: {learning_rate: 0.1, betas: [0.9, 0.9]}", "runner: {hang_after: 5.1}"],
+        ["optimizer: {learning_rate: 0.1, betas: [0.9, 0.9]}"],
         ["loss: {clip: [0.2, 1.2]}"],
-        [
-            "rollout: {schedule: single, answer: {prefix: <think>, stop: [</answer>, '\\n']}, "
-            "examples: [{user: 3 + 4, assistant: 7<answer>7</answer>}, "
-            "{user: 'Are you sure?', assistant: <confidence>1</confidence>}]}",
-        ],
-        ["rollout: {schedule: single, answer: {stop: [</x>], spans: []}}"],
         ["loss: {clip: [0.5, 1.0]}"],
     ],
 )
@@ -214,16 +157,6 @@ def test_groups_of_equal_samples_have_no_signal(warned):
     other = "estimator: {name: reinforce_plus_plus}"
     _, plugins = warned(other, "rollout: {schedule: single, answer: {top_k: 1}}")
     assert not any("samples of a group" in w.message for w in plugins.warnings)
-
-
-def test_a_deadline_in_milliseconds_is_longer_than_a_run_may_hang(tmp_path):
-    path = tmp_path / "spec.yaml"
-    spec = SPEC.replace("turn: answer", "turn: answer, deadline: 5000")
-    phases = "phases: [{name: all, steps: 3}, {name: more, steps: 1, set: {mask.hull: true}}]"
-    path.write_text(spec.replace("phases: [{name: all, steps: 3}]", phases))
-    (warning,) = check_file(path)[1].warnings
-    assert warning.path == ("rewards", "turn", "accuracy", "deadline")
-    assert "runner.hang_after is 3600 and rewards.turn.accuracy.dead" in warning.message
 
 
 # Warnings of rewards -----------------------------------------------------------------------------

@@ -66,15 +66,6 @@ def test_problems_keep_their_promises(task, split):
         json.dumps(problem.fields)
 
 
-def test_a_problem_depends_on_its_arguments_alone():
-    state = random.getstate()
-    again = RECIPE.model_validate(RECIPE.model_dump())
-    wanted = [RECIPE.problem("train", i, 0) for i in range(20)]
-    assert [again.problem("train", i, 0) for i in reversed(range(20))] == wanted[::-1]
-    assert [RECIPE.problem("train", i, 1) for i in range(20)] != wanted
-    assert random.getstate() == state
-
-
 def test_counts_of_numbers_follow_their_weights():
     strata = Counter(RECIPE.problem("train", i, 5).stratum for i in range(1000))
     assert 0.65 < strata["2 numbers"] / 1000 < 0.75
@@ -232,15 +223,6 @@ def test_corruptions_differ_by_seed_and_stay_near():
 )
 def test_answers_are_the_same_when_algebra_says_so(one, other, same):
     assert (RECIPE.canonical(one) == RECIPE.canonical(other)) == same
-
-
-@given(st.lists(st.integers(1, 99), min_size=1, max_size=4), st.integers(0, 10**6))
-def test_an_expression_is_the_same_with_its_sides_swapped(numbers, seed):
-    sums = Rules("+*", 0, 10**20)
-    worked = random_expression(numbers, sums, random.Random(seed), trivial=True)
-    mirrored = re.sub(r"[()]", lambda m: ")("[m[0] == ")"], worked.text)
-    mirrored = "".join(reversed(re.findall(r"\d+|.", mirrored)))
-    assert RECIPE.canonical(worked.text) == RECIPE.canonical(mirrored)
 
 
 def test_an_answer_of_thousands_of_digits_has_a_form():

@@ -51,13 +51,7 @@ DEMONSTRATIONS: KeyPath = ("model", "warm_start", "demonstrations")
 
 @dataclass(frozen=True, slots=True)
 class Provenance(InstalledPlugin):
-    """Which code a plugin's name resolved to.
-
-    Attributes:
-        sha256: hex digest of the module's source, or of all `.py` files of a package if the entry
-            point names one.
-        options: all resolved options, including defaults and those of the profile.
-    """
+    """Which code a plugin's name resolved to, by the digest of its source, and all its options."""
 
     sha256: str
     options: Mapping[str, Any]
@@ -93,12 +87,8 @@ class PluginReference:
 
 
 def build_plugin(use: PluginUse, kind: Kind) -> Plugin:
-    """Imports a plugin and builds it with its options.
-
-    Raises:
-        PluginFault: as `load_plugin`.
-        InvalidSpec: the options are invalid.
-    """
+    """Imports a plugin and builds it with its options; raises what `load_plugin` does, and
+    `InvalidSpec` where the options are invalid."""
     tree = use.model_dump(mode="json", by_alias=True)
     built = _build_plugin_at(_build_plugin_place((), kind, type(use), tree))
     if isinstance(built, Plugin):
@@ -107,11 +97,7 @@ def build_plugin(use: PluginUse, kind: Kind) -> Plugin:
 
 
 def build_placement(credit: CreditSpec) -> Placement:
-    """Builds the placement in effect.
-
-    Raises:
-        PluginFault, InvalidSpec: as `build_plugin`.
-    """
+    """Builds the placement in effect, as `build_plugin` does."""
     return cast(Placement, build_plugin(credit.resolved_placement, "placement"))
 
 
@@ -129,14 +115,13 @@ def _build_plugin_place(
 def _list_places(tree: Mapping[str, Any]) -> Iterator[PluginReference]:
     """Yields the places of a tree that name plugins; malformed ones are skipped, since the spec
     reader reports them."""
-    task = tree.get("task")
+    task, rollout = tree.get("task"), _get_mapping(tree, "rollout")
     named: list[tuple[KeyPath, Kind, type[PluginUse], Any]] = [(("task",), "task", PluginUse, task)]
     for name, changed in _get_mapping(tree, "evaluation", "variants").items():
         if isinstance(task, dict) and isinstance(changed, dict):
             variant = {**task, **changed}
             named.append((("evaluation", "variants", name), "task", PluginUse, variant))
     named.append((DEMONSTRATIONS, "task", PluginUse, get_at_path(tree, DEMONSTRATIONS)))
-    rollout = _get_mapping(tree, "rollout")
     if rollout.get("schedule") == "environment":
         use = rollout.get("environment")
         if tools := rollout.get("tools"):
@@ -144,12 +129,14 @@ def _list_places(tree: Mapping[str, Any]) -> Iterator[PluginReference]:
         named.append((("rollout", "environment"), "environment", EnvironmentUse, use))
     scopes: dict[str, type[PluginUse]] = {"turn": TurnReward, "global": GlobalReward}
     for scope, model in scopes.items():
-        for name, use in _get_mapping(tree, "rewards", scope).items():
-            named.append((("rewards", scope, name), "reward", model, use))
+        uses = _get_mapping(tree, "rewards", scope).items()
+        named += [(("rewards", scope, name), "reward", model, use) for name, use in uses]
     placement = get_at_path(tree, ("credit", "placement"))
-    named.append((("mask",), "mask", MaskUse, tree.get("mask")))
-    named.append((("estimator",), "estimator", EstimatorUse, tree.get("estimator")))
-    named.append((("credit", "placement"), "placement", PlacementUse, placement))
+    named += [
+        (("mask",), "mask", MaskUse, tree.get("mask")),
+        (("estimator",), "estimator", EstimatorUse, tree.get("estimator")),
+        (("credit", "placement"), "placement", PlacementUse, placement),
+    ]
     for path, kind, model, use in named:
         if isinstance(use, str) and model is PlacementUse:
             yield PluginReference(path, kind, list_yaml_keys(model), "", use, {}, None)
@@ -209,9 +196,8 @@ def _build_plugin_at(place: PluginReference) -> Plugin | list[Diagnostic]:
             plugin = cls.model_validate_json(to_json(options), strict=True)
     except ValidationError as error:
         keys = [k for k in place.keys if k != "plugin"]
-        own = explain_validation_error(
-            error, cls, dict(place.options), at=place.path, more_keys=keys
-        )
+        options = dict(place.options)
+        own = explain_validation_error(error, cls, options, at=place.path, more_keys=keys)
         return [*own, *faults]
     except Exception as error:
         what = f"failed on its options: {type(error).__name__}: {error}"
@@ -301,10 +287,9 @@ class ExperimentPlugins:
     Attributes:
         variants: the task with the options of each of `evaluation.variants`.
         demonstrations: the task that `model.warm_start` names, else the experiment's own.
-        environment: None if the schedule has none.
-        rewards: by (scope, name), such as `("turn", "accuracy")`; the scope is "turn" or "global".
+        rewards: by scope, "turn" or "global", and name.
         provenance: one entry per plugin, in the order of the spec.
-        named: the plugins, in the same order as `provenance`.
+        named: the plugins, in the same order.
         default_options: paths of options in the spec that have their default values.
         reference: `model.reference`, whose files decide the result as data do.
         warnings: what `rlx.plan` warns of; empty if the experiment was not checked.
@@ -352,13 +337,8 @@ class ExperimentPlugins:
 
 @dataclass(frozen=True, slots=True)
 class BuiltPlugins:
-    """What became of the plugins that a tree names.
-
-    Attributes:
-        places: where the tree names plugins, without those nested in other plugins.
-        built: the plugins that could be built, by path.
-        faults: why the others could not.
-    """
+    """Where a tree names plugins, those that could be built by path, and why others could not;
+    those nested in other plugins are in these."""
 
     places: tuple[PluginReference, ...]
     built: Mapping[KeyPath, Plugin]
@@ -367,11 +347,6 @@ class BuiltPlugins:
     def list_all(self) -> list[tuple[PluginReference, Plugin]]:
         """Returns every built plugin, each followed by its nested plugins."""
         return list(_list_with_nested(self.places, self.built))
-
-    def get_reward(self, name: str) -> Plugin | None:
-        """Returns the turn or global reward of that name."""
-        either = (self.built.get(("rewards", scope, name)) for scope in ("turn", "global"))
-        return next(filter(None, either), None)
 
     def to_experiment(self, spec: ExperimentSpec) -> ExperimentPlugins:
         """Returns the plugins of an experiment, all of which could be built."""
@@ -411,11 +386,8 @@ def build_named_plugins(tree: Mapping[str, Any]) -> BuiltPlugins:
 
 
 def resolve_plugins(spec: ExperimentSpec) -> ExperimentPlugins:
-    """Builds an experiment's plugins, without those of its phases and without checking their fit.
-
-    Raises:
-        InvalidSpec: lists every fault found; InvalidPlugins if only plugins are at fault.
-    """
+    """Builds an experiment's plugins, without those of its phases and without checking their fit;
+    raises `InvalidSpec` with every fault."""
     plugins = build_named_plugins(spec.dump_resolved())
     if plugins.faults:
         raise build_refusal(plugins.faults, f"experiment '{spec.name}'")
@@ -450,10 +422,6 @@ def _demonstrates(task: Plugin) -> bool:
     return bool(getattr(task, "demonstrates", True))
 
 
-def _is_single_turn(spec: ExperimentSpec) -> bool:
-    return isinstance(spec.rollout, SingleRolloutSpec)
-
-
 PROVIDERS: Mapping[str, Provider] = MappingProxyType(
     {
         "reference": Provider(
@@ -476,7 +444,9 @@ PROVIDERS: Mapping[str, Provider] = MappingProxyType(
         ),
         "monte_carlo": Provider(
             "a Monte-Carlo continuation of responses",
-            lambda spec, task: spec.monte_carlo is not None and _is_single_turn(spec),
+            lambda spec, task: (
+                spec.monte_carlo is not None and isinstance(spec.rollout, SingleRolloutSpec)
+            ),
             "add one: `monte_carlo: {samples: 4}`, with `rollout.schedule: single`",
             implementation="rlx.run.streams:estimate_state_values",
             uses_sampler=True,
@@ -485,7 +455,7 @@ PROVIDERS: Mapping[str, Provider] = MappingProxyType(
         ),
         "greedy_answer": Provider(
             "a greedy answer next to the sampled ones",
-            lambda spec, task: _is_single_turn(spec),
+            lambda spec, task: isinstance(spec.rollout, SingleRolloutSpec),
             "use `rollout.schedule: single`",
             implementation="rlx.run.streams:compute_greedy_scores",
         ),
@@ -537,11 +507,7 @@ def list_providers(needs: Iterable[str]) -> list[Provider]:
 
 
 def list_plugin_records(spec: ExperimentSpec, plugins: ExperimentPlugins) -> list[dict[str, Any]]:
-    """Returns what a run records of its plugins, and of those with data that only phases have.
-
-    Raises:
-        InvalidSpec: a phase's plugins cannot be built.
-    """
+    """Returns what a run records of its plugins, and of those with data that only phases have."""
     records = plugins.list_records()
     for phase in spec.phases:
         if phase.set:
@@ -553,12 +519,8 @@ def list_plugin_records(spec: ExperimentSpec, plugins: ExperimentPlugins) -> lis
 def describe_plugin_changes(
     now: Sequence[Provenance], then: Sequence[Mapping[str, Any]]
 ) -> Iterator[str]:
-    """Yields a note for each plugin whose version, source or default options differ from the run's.
-
-    Args:
-        now: the plugins of the run's experiment here.
-        then: those that the run recorded.
-    """
+    """Yields a note for each plugin whose version, source or default options differ from those
+    that a run recorded."""
     used: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
     for record in then:
         used.setdefault((record["kind"], record["name"]), []).append(record)
@@ -592,10 +554,6 @@ def describe_data_changes(
     """Yields a note for each file that a plugin of a run reads, and that has changed since.
 
     What the run or this machine has no digest of is not compared.
-
-    Args:
-        now: the plugins of the run's experiment here, as `list_plugin_records`.
-        then: those that the run recorded.
     """
     for record in now:
         here = record["data"]

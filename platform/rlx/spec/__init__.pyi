@@ -1,4 +1,4 @@
-from .base import LARGEST, FaultKind, KeyPath, get_at_path, list_yaml_keys
+from .base import LARGEST, FaultKind, KeyPath, get_at_path, has_path, list_yaml_keys
 from .contradictions import find_cautions, find_contradictions
 from .estimator import (
     PROFILES,
@@ -251,6 +251,7 @@ __all__ = [
     "find_cautions",
     "find_contradictions",
     "get_at_path",
+    "has_path",
     "list_yaml_keys",
     "read_field_meanings",
 ]

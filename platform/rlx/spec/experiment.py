@@ -13,7 +13,7 @@ from pydantic_core import to_json
 
 from rlx.errors import SpecError
 from rlx.plugin import PluginSection, Schedule, StrictModel
-from rlx.spec.base import KeyPath
+from rlx.spec.base import KeyPath, set_at_path
 from rlx.spec.estimator import CreditSpec
 from rlx.spec.loss import LossSpec
 from rlx.spec.model import CLOSED_VOCABULARIES, ModelSpec, PretrainedModelSpec
@@ -345,10 +345,7 @@ def _list_sections(tree: Mapping[str, Any], path: Sequence[str]) -> list[Any]:
 
 
 def _set_phase_value(tree: dict[str, Any], path: str, value: Any) -> MisplacedSetting | None:
-    """Sets one of a phase's values in the resolved tree; returns it if that is impossible.
-
-    Missing mappings are created, as by `--set`; validation decides whether they are allowed.
-    """
+    """Sets one of a phase's values in the resolved tree; returns it if that is impossible."""
     head, *rest = path.split(".")
     if head in _FIXED_IN_PHASES:
         return MisplacedSetting(path, f"{path!r} cannot differ between phases")
@@ -356,21 +353,8 @@ def _set_phase_value(tree: dict[str, Any], path: str, value: Any) -> MisplacedSe
         names = (key for key in ExperimentSpec.model_fields if key not in _FIXED_IN_PHASES)
         near = tuple(".".join((name, *rest)) for name in names)
         return MisplacedSetting(path, f"there is no {path!r}", near)
-    node: Any = tree
-    for number, key in enumerate(keys := (head, *rest)):
-        above = ".".join(keys[:number])
-        if isinstance(node, list):
-            if not (key.isdecimal() and int(key) < len(node)):
-                message = f"there is no {path!r}: {above!r} has items 0 to {len(node) - 1}"
-                return MisplacedSetting(path, message)
-            at: Any = int(key)
-        elif isinstance(node, dict):
-            at = key
-        else:
-            return MisplacedSetting(path, f"there is no {path!r}: {above!r} has no keys")
-        if number == len(rest):
-            node[at] = value
-        elif isinstance(node, dict) and node.get(at) is None:
-            node[at] = {}
-        node = node[at]
+    try:
+        set_at_path(tree, path, value)
+    except ValueError as error:
+        return MisplacedSetting(path, str(error))
     return None

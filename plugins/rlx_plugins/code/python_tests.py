@@ -90,20 +90,12 @@ class PythonTests(CodeReward):
     """The problem's field that holds the tests."""
 
     def check_problem(self, problem: Mapping[str, Any]) -> None:
-        """Requires tests that can be read."""
         self._read_tests(problem)
 
     def value_range(self) -> tuple[float, float]:
-        """0 or 1."""
         return 0.0, 1.0
 
     def score(self, sample: Sample) -> Score:
-        """Runs the tests of one answer.
-
-        Raises:
-            ValueError: the problem has no tests, which is an error in the data.
-            SandboxError: the sandbox failed.
-        """
         tests = self._read_tests(sample.problem)
         code = self.find_code(sample)
         if code is None:

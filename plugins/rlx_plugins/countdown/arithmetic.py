@@ -54,11 +54,6 @@ class CountdownArithmetic(Reward):
     )
 
     def score(self, sample: Sample) -> Score:
-        """Checks one turn's sums.
-
-        Raises:
-            ValueError: the problem has no numbers, which is an error in the data.
-        """
         if sample.of != 1.0:
             return Score(0.0, "wrong answer")
         lines = sample.spans.get("think", "").split("\n")[:_MOST_LINES]

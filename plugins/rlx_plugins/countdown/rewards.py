@@ -70,7 +70,6 @@ class _CountdownReward(Reward):
     fraction that rounds to it."""
 
     def warnings(self) -> Sequence[str]:
-        """Warns about the options that pay for what the prompt does not ask for."""
         found = []
         if self._operators == "python":
             found.append(
@@ -134,12 +133,10 @@ class CountdownScore(_CountdownReward):
     )
 
     def value_range(self) -> tuple[float, float]:
-        """From the least to the greatest of 0, `format_score` and `score`."""
         values = (0.0, self.format_score, self.score_)
         return min(values), max(values)
 
     def score(self, sample: Sample) -> Score:
-        """Scores one answer."""
         verdict = self._grade(sample)
         lost = verdict.level == "none" and (
             extract_solution(sample.response, "last_block") is not None
@@ -165,10 +162,8 @@ class CountdownVerify(_CountdownReward):
     )
 
     def value_range(self) -> tuple[float, float]:
-        """0 or 1."""
         return 0.0, 1.0
 
     def score(self, sample: Sample) -> Score:
-        """Judges one answer."""
         verdict = self._grade(sample)
         return Score(float(verdict.get_points(0.0, self.score_) == 1.0), verdict.reason)

@@ -136,13 +136,7 @@ class CountdownTask(Plugin):
         return self
 
     def problem(self, split: Split, index: int, seed: int) -> Problem:
-        """Returns problem number `index` of a split; the same for the same arguments.
-
-        Raises:
-            OSError, ImportError: this machine lacks a file, a dataset or a package.
-            ValueError: the options leave (almost) no problem for this split, or a record is
-                malformed; the message then names file and line or row.
-        """
+        """Raises ValueError if the options leave (almost) no problem for this split."""
         if read := self._read_files():
             records: tuple[CountdownRecord, ...] = getattr(read, split)
             passes, position = divmod(index, len(records))
@@ -153,13 +147,11 @@ class CountdownTask(Plugin):
 
     @property
     def confidence_values(self) -> tuple[str, ...]:
-        """The confidences of demonstrations, from 0.0 to 1.0."""
         steps = self.demonstrations.confidence_steps
         return tuple(str(step / steps) for step in range(steps + 1))
 
     @property
     def stand_ins(self) -> str:
-        """What `rlx plan` takes where the files are missing."""
         return "Countdown problems" if self.files is not None else ""
 
     def stand_in(self, index: int, seed: int) -> Problem:
@@ -168,7 +160,6 @@ class CountdownTask(Plugin):
         return small.problem("train", index, seed)
 
     def check(self) -> None:
-        """Reads the files, if problems come from files; raises as `problem`."""
         self._read_files()
 
     def demonstration(self, problem: Problem, seed: int) -> Demonstration:
@@ -236,7 +227,6 @@ class CountdownTask(Plugin):
         return f"<confidence>{values[chosen]}</confidence>"
 
     def data(self) -> Mapping[str, str]:
-        """Returns digests of the records of each file, if problems come from files."""
         return self.files.train.digests("train") if self.files else {}
 
     def _read_files(self) -> FileProblems | None:

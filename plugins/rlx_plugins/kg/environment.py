@@ -106,11 +106,9 @@ class KgEnvironment(Environment):
     """Whether errors include a hint; false shows only the error code."""
 
     def data(self) -> Mapping[str, str]:
-        """Returns the graph's digest; see `Graph.digest`."""
         return {"graph": load_world_graph().digest}
 
     def reset(self, problem: Mapping[str, Any], seed: int) -> KgState:
-        """Returns the initial state of a rollout."""
         facts = problem.get("triples")
         return KgState(
             world=problem.get("world", 0),

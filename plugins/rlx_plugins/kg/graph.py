@@ -1,14 +1,11 @@
-"""An in-memory knowledge graph with three sorted indices over numbered entities and relations.
+"""An in-memory knowledge graph of numbered entities and relations, and the one that rlx ships.
 
-Numbers follow the order of names, so results read from an index are already in display order. A
-fact takes 24 bytes: a 64-bit key in each index.
+Numbers follow the order of names, so results read from an index are already in display order.
 """
 
 import hashlib
 import json
 import random
-from array import array
-from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, lru_cache
 from importlib.resources import files
@@ -29,7 +26,13 @@ class Graph:
     The same facts in any order give the same graph, including numbers. Lookup by name ignores case
     and white space, and accepts names as `escape_text` shows them: an entity by label, id or alias,
     a relation by label or id. If several entities share a name, a label takes precedence over an
-    id, an id over an alias, and then the first entity.
+    id, an id over an alias, and then the first entity. Labels and aliases are not escaped.
+
+    Args:
+        triples: facts by ids; duplicates are ignored.
+        labels: labels of entities and relations; the id by default.
+        aliases: other names of entities.
+        kinds: kinds of entities, such as `country`; "" by default.
 
     Attributes:
         entities: entity numbers, in the order of labels, then ids.
@@ -44,40 +47,19 @@ class Graph:
         aliases: Mapping[str, Sequence[str]] = _ALIASES,
         kinds: Mapping[str, str] = _NAMES,
     ) -> None:
-        """Builds the graph from facts by ids.
-
-        Args:
-            triples: subject, relation, object; duplicates are ignored.
-            labels: labels of entities and relations; the id by default.
-            aliases: other names of entities.
-            kinds: kinds of entities, such as `country`; "" by default.
-
-        Raises:
-            ValueError: an id or a name has no visible text, or there are too many for 64-bit keys.
-        """
-        things: dict[str, int] = {}
-        verbs: dict[str, int] = {}
-        columns = array("I"), array("I"), array("I")
-        for subject, relation, object_ in triples:
-            columns[0].append(things.setdefault(subject, len(things)))
-            columns[1].append(verbs.setdefault(relation, len(verbs)))
-            columns[2].append(things.setdefault(object_, len(things)))
-        for named in (labels, aliases, kinds):
-            for id_ in named:
-                if id_ not in verbs:
-                    things.setdefault(id_, len(things))
+        facts = set(triples)
+        verbs = {relation for _, relation, _ in facts}
+        things = {id_ for subject, _, object_ in facts for id_ in (subject, object_)}
+        things |= {*labels, *aliases, *kinds} - verbs
         self._entities = _Names(things, labels, aliases, kinds)
         self._relations = _Names(verbs, labels, _ALIASES, _NAMES)
-        thing, verb = self._entities.get_id_numbers(things), self._relations.get_id_numbers(verbs)
         self.entities, self.relations = range(len(things)), range(len(verbs))
-        self._spo = _Index(
-            ((thing[s], verb[p], thing[o]) for s, p, o in zip(*columns, strict=True)),
-            len(verbs),
-            len(things),
-        )
-        self._pos = _Index(((p, o, s) for s, p, o in self._spo), len(things), len(things))
-        # Not OSP: it would take all subjects to list the relations that lead to an entity.
-        self._ops = _Index(((o, p, s) for s, p, o in self._spo), len(verbs), len(things))
+        thing = {id_: number for number, id_ in enumerate(self._entities.ids)}
+        verb = {id_: number for number, id_ in enumerate(self._relations.ids)}
+        self._triples = sorted((thing[s], verb[p], thing[o]) for s, p, o in facts)
+        self._spo = _index_triples(self._triples)
+        self._pos = _index_triples((p, o, s) for s, p, o in self._triples)
+        self._ops = _index_triples((o, p, s) for s, p, o in self._triples)
 
     @cached_property
     def digest(self) -> str:
@@ -88,7 +70,9 @@ class Graph:
             for number, row in enumerate(rows):
                 state.update(json.dumps([*row, *names.aliases.get(number, ())]).encode() + b"\n")
             state.update(b"\n")
-        state.update(" ".join(map(str, self._spo.keys)).encode())
+        things, verbs = len(self.entities), len(self.relations)
+        keys = ((s * verbs + p) * things + o for s, p, o in self._triples)
+        state.update(" ".join(map(str, keys)).encode())
         return state.hexdigest()
 
     def entity(self, name: str) -> int | None:
@@ -100,48 +84,42 @@ class Graph:
         return self._relations.numbers.get(_fold_name(name))
 
     def id(self, entity: int) -> str:
-        """Returns the entity's id."""
         return self._entities.ids[entity]
 
     def label(self, entity: int) -> str:
-        """Returns the entity's label, not escaped."""
         return self._entities.labels[entity]
 
     def kind(self, entity: int) -> str:
-        """Returns the entity's kind; "" if unknown."""
         return self._entities.kinds[entity]
 
     def aliases(self, entity: int) -> tuple[str, ...]:
-        """Returns the entity's aliases, sorted, not escaped."""
         return self._entities.aliases.get(entity, ())
 
     def relation_id(self, relation: int) -> str:
-        """Returns the relation's id."""
         return self._relations.ids[relation]
 
     def relation_name(self, relation: int) -> str:
-        """Returns the relation's label, not escaped."""
         return self._relations.labels[relation]
 
     def tails(self, entity: int, relation: int) -> Sequence[int]:
         """Returns the objects of facts with this subject and relation, in order of label."""
-        return self._spo.list_third_ids(entity, relation)
+        return self._spo.get(entity, {}).get(relation, [])
 
     def heads(self, entity: int, relation: int) -> Sequence[int]:
         """Returns the subjects of facts with this object and relation, in order of label."""
-        return self._pos.list_third_ids(relation, entity)
+        return self._pos.get(relation, {}).get(entity, [])
 
     def tail_relations(self, entity: int) -> Sequence[int]:
         """Returns the relations that lead from the entity, in order of name."""
-        return self._spo.list_second_ids(entity)
+        return list(self._spo.get(entity, ()))
 
     def head_relations(self, entity: int) -> Sequence[int]:
         """Returns the relations that lead to the entity, in order of name."""
-        return self._ops.list_second_ids(entity)
+        return list(self._ops.get(entity, ()))
 
     def triples(self) -> Iterator[Triple]:
         """Yields all facts, in order of subject, relation, object."""
-        return iter(self._spo)
+        return iter(self._triples)
 
 
 @lru_cache(maxsize=8)
@@ -269,48 +247,16 @@ def load_world_graph() -> Graph:
 # What a graph is made of -------------------------------------------------------------------------
 
 
-class _Index:
-    """Sorted triples, each packed into one key: (a·n_b + b)·n_c + c."""
-
-    __slots__ = ("_second", "_third", "keys")
-
-    def __init__(self, triples: Iterable[Triple], second: int, third: int) -> None:
-        """Builds the index; `second` and `third` are the numbers of possible values n_b and n_c."""
-        self._second, self._third = second, third
-        packed = {(a * second + b) * third + c for a, b, c in triples}
-        try:
-            self.keys = array("Q", sorted(packed))
-        except OverflowError:
-            raise ValueError("the graph has too many entities and relations for 64 bits") from None
-
-    def list_second_ids(self, a: int) -> list[int]:
-        """The distinct b of triples (a, b, ·)."""
-        found: list[int] = []
-        width, offset = self._third, a * self._second
-        at = bisect_left(self.keys, offset * width)
-        end = bisect_left(self.keys, (offset + self._second) * width)
-        while at < end:
-            pair = self.keys[at] // width
-            found.append(pair - offset)
-            at = bisect_left(self.keys, (pair + 1) * width, at, end)
-        return found
-
-    def list_third_ids(self, a: int, b: int) -> list[int]:
-        """The c of triples (a, b, ·)."""
-        first = (a * self._second + b) * self._third
-        at, end = bisect_left(self.keys, first), bisect_left(self.keys, first + self._third)
-        return [key - first for key in self.keys[at:end]]
-
-    def __iter__(self) -> Iterator[Triple]:
-        for key in self.keys:
-            pair, c = divmod(key, self._third)
-            yield *divmod(pair, self._second), c
+def _index_triples(triples: Iterable[Triple]) -> dict[int, dict[int, list[int]]]:
+    """The c of triples (a, b, c), by a and b, all in ascending order."""
+    found: dict[int, dict[int, list[int]]] = {}
+    for a, b, c in sorted(triples):
+        found.setdefault(a, {}).setdefault(b, []).append(c)
+    return found
 
 
 class _Names:
     """Ids, labels, kinds and aliases of entities or relations, by number."""
-
-    __slots__ = ("aliases", "ids", "kinds", "labels", "numbers")
 
     def __init__(
         self,
@@ -331,29 +277,10 @@ class _Names:
             for number, id_ in enumerate(self.ids)
             if aliases.get(id_)
         }
+        others = ((number, name) for number, names in self.aliases.items() for name in names)
         self.numbers: dict[str, int] = {}
-        for number, label in enumerate(self.labels):
-            self._register_name(label, number)
-        for number, id_ in enumerate(self.ids):
-            if id_ != self.labels[number]:
-                self._register_name(id_, number)
-        for number, names in self.aliases.items():
-            for name in names:
-                self._register_name(name, number)
-
-    def get_id_numbers(self, ids: Iterable[str]) -> "array[int]":
-        """The numbers of ids, in the order of `ids`."""
-        number = {id_: number for number, id_ in enumerate(self.ids)}
-        return array("I", (number[id_] for id_ in ids))
-
-    def _register_name(self, name: str, number: int) -> None:
-        folded = _fold_name(name)
-        if not folded:
-            raise ValueError(
-                f"{self.ids[number]!r} has a name without visible characters: {name!r}"
-            )
-        key = name if folded == name else folded  # shares one string object where they are equal
-        self.numbers.setdefault(key, number)
+        for number, name in (*enumerate(self.labels), *enumerate(self.ids), *others):
+            self.numbers.setdefault(_fold_name(name), number)
 
 
 def _fold_name(name: str) -> str:

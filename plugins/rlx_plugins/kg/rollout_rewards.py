@@ -108,11 +108,6 @@ class _AnswerSetReward(Reward, ABC):
     """Compares the answer in the last turn with the right answers."""
 
     def score(self, sample: Sample) -> Score:
-        """Scores one rollout.
-
-        Raises:
-            ValueError: the problem has no right answer, which is an error in the data.
-        """
         right: Any = sample.problem.get("answers")
         answers = _index_answer_names(right)
         pieces = 1 + max(escape_text(name).count(",") for names in right for name in names)
@@ -222,11 +217,6 @@ class RetrievalQuality(Reward):
     any result, relations included; this is KG-R1's rule, which finds "us" in "house"."""
 
     def score(self, sample: Sample) -> Score:
-        """Scores one rollout.
-
-        Raises:
-            ValueError: the problem has no right answer, which is an error in the data.
-        """
         problem = sample.problem
         wanted = _index_answer_names(problem.get("evidence", problem.get("answers")))
         if self.match == "exact":

@@ -86,16 +86,9 @@ class KgTask(Plugin):
 
     @property
     def demonstrates(self) -> bool:
-        """Whether there are lessons, which `warm_start` needs."""
         return self.files is None
 
     def check(self) -> None:
-        """Generates the questions, or reads the files.
-
-        Raises:
-            OSError: a file cannot be read.
-            ValueError: a file is malformed, or a type has no question; the message says which.
-        """
         for split in ("train", "test"):
             if self.files is not None:
                 load_file_problems(self.files, split, self.prompt)
@@ -103,26 +96,18 @@ class KgTask(Plugin):
                 self._get_question_wordings(split)
 
     def data(self) -> Mapping[str, str]:
-        """Returns digests of the graph, or of the question files."""
         if self.files is None:
             return {"graph": load_world_graph().digest}
         return self.files.digests()
 
     @property
     def stand_ins(self) -> str:
-        """What `rlx plan` takes where the files are missing."""
         return "questions about the shipped graph" if self.files is not None else ""
 
     def stand_in(self, index: int, seed: int) -> Problem:
-        """Returns a question about the shipped graph."""
         return KgTask(prompt=self.prompt).problem("train", index, seed)
 
     def problem(self, split: Split, index: int, seed: int) -> Problem:
-        """Returns problem number `index` of a split; the same for the same arguments.
-
-        Raises:
-            OSError, ValueError: as `check`.
-        """
         if self.files is not None:
             records = load_file_problems(self.files, split, self.prompt)
             passes, position = divmod(index, len(records))
@@ -138,12 +123,6 @@ class KgTask(Plugin):
         return self._problem(split, *wordings[order[position]], world=self.world, hide=hide)
 
     def lesson(self, index: int, seed: int) -> Problem:
-        """Returns lesson number `index`: a training question in a random world.
-
-        Raises:
-            NotImplementedError: questions from files have no lessons.
-            OSError, ValueError: as `check`.
-        """
         if self.files is not None:
             raise NotImplementedError("task.files: questions from files have no lessons")
         rng = random.Random(f"kg/lesson/{seed}/{index}")
@@ -158,7 +137,6 @@ class KgTask(Plugin):
     def act(
         self, problem: Problem, turns: Sequence[str], observations: Sequence[str], seed: int
     ) -> str:
-        """Returns the scripted policy's next turn; see `rlx_plugins.kg.demonstrations`."""
         fields = problem.fields
         view = GraphView(load_world_graph(), world=fields["world"], hide=fields["hide"])
         modes = MIX[fields["type"]]
@@ -174,11 +152,7 @@ class KgTask(Plugin):
         )
 
     def demonstration(self, problem: Problem, seed: int) -> Demonstration:
-        """Returns the turns of an episode in the environment with default options.
-
-        Raises:
-            NotImplementedError: questions from files have no demonstrations.
-        """
+        """Returns the turns of an episode in the environment with default options."""
         if self.files is not None:
             raise NotImplementedError("task.files: questions from files have no demonstrations")
         environment = KgEnvironment()

@@ -1,7 +1,6 @@
 """Writes prompts and observations; untrusted text can neither open nor close a tag in them."""
 
 import unicodedata
-from bisect import bisect_right
 from collections.abc import Sequence
 
 from rlx_plugins.templates import fill_template, list_template_fields
@@ -74,10 +73,8 @@ def format_label_list(
         listed = [*escaped[:count], *([f"+{hidden} more"] if hidden else [])]
         return f"{heading} {', '.join(listed)}".strip()
 
-    if len(join_labels(most)) > max_chars:
-        # Monotonic: a further label adds more characters than the digit that `+k` may lose.
-        fits = bisect_right(range(most), max_chars, key=lambda count: len(join_labels(count)))
-        most = max(0, fits - 1)
+    while most and len(join_labels(most)) > max_chars:
+        most -= 1
     return most, _truncate_text(join_labels(most), max_chars)
 
 
@@ -96,11 +93,7 @@ def _truncate_text(text: str, limit: int) -> str:
 
 
 def check_prompt_template(template: str) -> None:
-    """Checks that a template holds `{question}`, perhaps `{entities}`, and no other field.
-
-    Raises:
-        ValueError: it does not, or it is malformed.
-    """
+    """Raises ValueError unless a template has `{question}` and at most `{entities}` besides."""
     names = set(list_template_fields(template))
     if "question" not in names or names - {"question", "entities"}:
         raise ValueError("must hold {question}, perhaps {entities}, and no other field")

@@ -32,7 +32,6 @@ class QueryValidity(Reward):
     )
 
     def score(self, sample: Sample) -> Score | None:
-        """Judges one turn."""
         if sample.turn != "kg_query":
             return None
         if not sample.info["valid"]:
@@ -56,7 +55,6 @@ class IsAnswer(Reward):
     )
 
     def score(self, sample: Sample) -> Score | None:
-        """Judges one turn."""
         if sample.turn == "kg_query":
             return None
         return Score(1.0) if sample.turn == "answer" else Score(0.0, sample.info["error"])
@@ -77,5 +75,4 @@ class KgFormat(Reward):
     )
 
     def score(self, sample: Sample) -> Score:
-        """Judges one turn."""
         return Score(1.0) if is_well_formed(sample.response) else Score(0.0, "format")

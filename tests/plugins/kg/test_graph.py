@@ -2,7 +2,6 @@
 
 import pickle
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rows import each_row
@@ -125,17 +124,6 @@ def test_of_those_with_one_name_the_label_comes_first():
     )
     found = graph.entity("paris")
     assert graph.id(found) == "x"
-
-
-def test_a_name_that_shows_nothing_is_refused():
-    with pytest.raises(ValueError, match="'x' has a name without visible characters: '\\\\u200b'"):
-        Graph([("x", "r", "y")], labels={"x": "\u200b"})
-
-
-def test_named_entities_without_facts_are_there():
-    graph = Graph([("x", "r", "y")], labels={"z": "Zed", "r": "rel"})
-    assert graph.tail_relations(graph.entity("zed")) == []
-    assert graph.relation_name(graph.relation("r")) == "rel" and graph.entity("rel") is None
 
 
 # Views --------------------------------------------------------------------------------------------
