@@ -43,7 +43,7 @@ def test_a_default_that_is_written_out_is_the_same_experiment(queue):
                 "validate",
                 "--values",
                 queue.home.yaml,
-                "--format=json",
+                "--json",
                 f"--set=estimator.confidence={value}",
             ).stdout
         )
