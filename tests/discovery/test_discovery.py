@@ -345,28 +345,6 @@ def test_phases_are_checked_with_their_plugins():
     assert "no mask plugin named 'turn_spam' (phase 'all')" in str(refused(("steps: 3", wrong)))
 
 
-@each_row(
-    ("override", "says"),
-    [
-        ("rollout.num_generations_answer=1", "so no answer learns"),
-        ("rollout.num_generations_confidence=1", "so no confidence learns"),
-        ("rollout.confidence.top_p=0.9", "rollout.confidence.top_p is 0.9"),
-        ("rollout.answer.top_k=5", "full distribution"),
-        ("rollout.answer.template=go", "never sees the problem"),
-        ("optimizer.warmup_steps=3", "never leaves its warm-up"),
-        ("model.warm_start={steps: 30}", "the warm start ends after 30 steps"),
-        ("phases.0.set.rollout.answer.top_k=5", "(phase 'all')"),
-    ],
-)
-def test_what_a_run_may_do_and_its_author_should_know(override, says):
-    _, plugins = check_file(spec_file(), [override])
-    (warning,) = plugins.warnings
-    assert says in warning.message
-    assert warning.severity == "warning"
-    assert warning.position.text == override
-    assert check_file(spec_file())[1].warnings == ()
-
-
 def test_check_says_where_and_resolve_says_what():
     read = read_spec(spec_file(("plugin: exact", "plugin: exat")))
     with pytest.raises(InvalidPlugins, match=r"guest\.yaml:9:24"):

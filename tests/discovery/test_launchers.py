@@ -118,9 +118,6 @@ def test_yaml_names_it_and_the_experiment_stays_the_same():
             1,
             r"(?s)must be 'local' or 'ray' or 'slurm' or .*did you mean 'wrapped'",
         ),
-        ("{kind: wrapped, comand: x}", 1, "did you mean 'command'"),
-        ("{kind: wrapped, nodes: 2}", 1, "'nodes' belongs to 'slurm'"),
-        ("batch", 1, "missing key 'folder' in 'runner.launcher'"),
         ("wrapped", 3, "launcher wrapped starts at most two ranks"),
     ],
 )

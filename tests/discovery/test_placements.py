@@ -63,9 +63,7 @@ def test_yaml_names_it_with_its_options():
 @each_row(
     ("value", "says"),
     [
-        ("earyl", "no placement plugin named 'earyl'"),
         ("turn_edn", "did you mean 'turn_end'"),
-        ("{plugin: early, share: 2}", "credit.placement.share"),
         ("{plugin: early, shaer: 1}", "did you mean 'share'"),
         ("{share: 1}", "credit.placement"),
     ],

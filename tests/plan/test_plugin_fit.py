@@ -70,6 +70,17 @@ def test_placement_is_nothing_to_who_reads_scores(warned):
             "never leaves its warm-up",
         ),
         (
+            ["rollout: {schedule: single, answer: {top_p: 0.9}}"],
+            "rollout.answer.top_p",
+            "log-probabilities are of the full distribution",
+        ),
+        (
+            ["rollout: {schedule: single, answer: {template: go}}"],
+            "rollout.answer.template",
+            "never sees the problem",
+        ),
+        (["optimizer: {warmup_steps: 3}"], "optimizer.warmup_steps", "never leaves its warm-up"),
+        (
             ["credit: {on_missing_turn: to_last_token}"],
             "credit.on_missing_turn",
             "reads no token rewards",

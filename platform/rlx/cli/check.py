@@ -166,7 +166,7 @@ def _check_resume(spec: Path, registry: str | None, **options: Any) -> int:
     home = Path(tempfile.mkdtemp(prefix="rlx-check-"))
     done = run_resume_trial(spec, home, registry=registry, report=print_text, **options)
 
-    counts = Counter((one.work, one.kill.victim) for one in done)
+    counts = Counter((one.work, one.victim) for one in done)
     victims = dict.fromkeys([*VICTIMS, *(victim for _, victim in counts)])
     rows = [
         (work, *(str(counts[work, victim] or "") for victim in victims))

@@ -399,7 +399,7 @@ class Provider:
     """What computes streams, or has something else that a plugin may need.
 
     Attributes:
-        origin: what provides it.
+        origin: in words.
         is_present: whether an experiment with this task has it.
         help: how to make the experiment provide it.
         implementation: "module:function" that computes its streams in a training step, called with

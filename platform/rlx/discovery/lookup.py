@@ -29,17 +29,7 @@ from rlx.plugin import (
 )
 from rlx.plugin_calls import show_plugin_output
 from rlx.plugin_files import KeptPlugin
-from rlx.spec import (
-    EVERY_TURN,
-    EnvironmentUse,
-    EstimatorUse,
-    GlobalReward,
-    MaskUse,
-    PlacementUse,
-    PluginUse,
-    TurnReward,
-    list_yaml_keys,
-)
+from rlx.spec import EVERY_TURN, PLUGIN_USES, list_yaml_keys
 from rlx.spec.reading import Diagnostic, build_error, did_you_mean, format_diagnostic
 
 Kind = Literal[
@@ -220,15 +210,6 @@ def _normalize_distribution(distribution: str) -> str:
     return distribution.lower().replace("_", "-").replace(".", "-")
 
 
-_USES: Mapping[Kind, tuple[type[PluginUse], ...]] = {
-    "task": (PluginUse,),
-    "environment": (EnvironmentUse,),
-    "reward": (TurnReward, GlobalReward),
-    "estimator": (EstimatorUse,),
-    "mask": (MaskUse,),
-    "placement": (PlacementUse,),
-}
-"""Sections that name plugins; their own keys cannot be options."""
 _BASES: Mapping[Kind, type] = {
     "environment": Environment,
     "estimator": Estimator,
@@ -263,7 +244,7 @@ def _describe_misfit(kind: Kind, offered: Any) -> str:
             return f"{offered.__name__} has a kind of turn '{reserved[0]}', a name of rlx's own"
     if kind == "reward" and not (hasattr(offered, "score") and hasattr(offered, "scope")):
         return f"{offered.__name__} has no `score` or no `scope`"
-    kept = {key for use in _USES.get(kind, ()) for key in list_yaml_keys(use)}
+    kept = {key for use, one in PLUGIN_USES.items() if one == kind for key in list_yaml_keys(use)}
     if taken := sorted(kept.intersection(list_yaml_keys(offered))):
         return f"its option {taken[0]!r} could never be set: rlx reads that key itself; rename it"
     if kind in _NAME_CODE and not isinstance(getattr(offered, "implementation", None), str):

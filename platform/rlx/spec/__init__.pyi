@@ -37,7 +37,7 @@ from .estimator import (
     Uniform,
     VinePpo,
 )
-from .experiment import PLUGIN_SECTIONS, EstimatorUse, ExperimentSpec, MaskUse
+from .experiment import PLUGIN_SECTIONS, PLUGIN_USES, EstimatorUse, ExperimentSpec, MaskUse
 from .loss import (
     Aggregate,
     ClipCovariance,
@@ -135,6 +135,7 @@ __all__ = [
     "LAUNCHERS",
     "OWN_SUITE",
     "PLUGIN_SECTIONS",
+    "PLUGIN_USES",
     "PROFILES",
     "SAMPLERS",
     "SCHEDULES",

@@ -5,8 +5,7 @@ import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass
-from typing import Any, Final, Self
+from typing import Any, Final, NamedTuple, Self
 
 from pydantic import Field, ValidationError, field_validator
 from pydantic_core import to_json
@@ -14,11 +13,17 @@ from pydantic_core import to_json
 from rlx.errors import SpecError
 from rlx.plugin import PluginSection, Schedule, StrictModel
 from rlx.spec.base import KeyPath, set_at_path
-from rlx.spec.estimator import CreditSpec
+from rlx.spec.estimator import CreditSpec, PlacementUse
 from rlx.spec.loss import LossSpec
 from rlx.spec.model import CLOSED_VOCABULARIES, ModelSpec, PretrainedModelSpec
-from rlx.spec.reward import EVERY_TURN, PluginUse, RewardsSpec
-from rlx.spec.rollout import SCHEDULES, EnvironmentRolloutSpec, RolloutSpec, SingleRolloutSpec
+from rlx.spec.reward import EVERY_TURN, GlobalReward, PluginUse, RewardsSpec, TurnReward
+from rlx.spec.rollout import (
+    SCHEDULES,
+    EnvironmentRolloutSpec,
+    EnvironmentUse,
+    RolloutSpec,
+    SingleRolloutSpec,
+)
 from rlx.spec.training import (
     SAMPLERS,
     CriticSpec,
@@ -118,19 +123,25 @@ class MaskUse(PluginUse):
     plugin: str = Field("turn_spans", alias="strategy")
 
 
-@dataclass(frozen=True, slots=True)
-class MisplacedSetting:
-    """An entry of a phase's `set` whose path does not exist, or is fixed for the whole run.
-
-    Attributes:
-        path: the entry.
-        message: what is wrong with it.
-        choices: paths that do exist, if there is a short list of them.
-    """
+class MisplacedSetting(NamedTuple):
+    """An entry of a phase's `set` that cannot be applied, why, and the paths that exist if there
+    is a short list of them."""
 
     path: str
     message: str
     choices: tuple[str, ...] = ()
+
+
+PLUGIN_USES: Final[Mapping[type[PluginUse], str]] = {
+    PluginUse: "task",
+    EnvironmentUse: "environment",
+    TurnReward: "reward",
+    GlobalReward: "reward",
+    EstimatorUse: "estimator",
+    MaskUse: "mask",
+    PlacementUse: "placement",
+}
+"""Sections that name plugins, and the kind of each; their own keys cannot be options."""
 
 
 class ExperimentSpec(StrictModel):

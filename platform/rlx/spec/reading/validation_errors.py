@@ -115,7 +115,7 @@ def _list_types_below(expected: Any, step: str | int) -> list[Any]:
 def _count_items(expected: Any) -> int:
     """Returns the length of a tuple type; 0 if it is not fixed."""
     members = get_args(expected)
-    return len(members) if get_origin(expected) is tuple and members[-1] is not Ellipsis else 0
+    return len(members) if get_origin(expected) is tuple and Ellipsis not in members else 0
 
 
 def _read_tag(model: type[BaseModel]) -> tuple[str, str]:
@@ -186,7 +186,7 @@ class _Explainer:
         error, where, value = errors[0], (*self.at, *path), errors[0]["input"]
         kind, label = error["type"], format_key_path(where)
         expected = self.find_types(path)
-        count = next(filter(None, map(_count_items, expected)), 0)
+        count = max(map(_count_items, expected), default=0)
         if kind == "missing" and isinstance(path[-1], str):
             return self._explain_missing_key(path)
         if kind == "missing":
@@ -196,26 +196,22 @@ class _Explainer:
         if kind.startswith("union_tag_"):
             return self._explain_tag(path, error)
         if kind == PLUGIN_FAULT:
-            return build_error((*where, _read_tag(expected[0])[0]), error["msg"], kind="plugin")
+            key = _read_tag(self.find_models(path)[0])[0]
+            return build_error((*where, key), error["msg"], kind="plugin")
         if count and kind == "too_long":
             message = f"'{label}' must be a list of {count} values, not of {len(value)}"
             return build_error(where, message, kind="value")
-        wanted = " or ".join(dict.fromkeys(map(_describe_expected, errors)))
+        wanted = " or ".join(dict.fromkeys(filter(None, map(_describe_expected, errors))))
         if not wanted:
             message = f"'{label}': {error['msg'][:1].lower()}{error['msg'][1:]}"
             return build_error(where, message, kind="value")
         if count and wanted == "a list":
             wanted = f"a list of {count} values"
-        names = re.findall(
-            r"'([^']*)'", " ".join(str(e.get("ctx", {}).get("expected")) for e in errors)
-        )
-        help_ = _suggest_fix(value, names, kind)
-        if (
-            wanted == "a mapping"
-            and isinstance(value, str | int | float)
-            and _is_model(expected[0])
-        ):
-            help_ = _suggest_section(where, expected[0], value)
+        expectations = " ".join(str(one.get("ctx", {}).get("expected")) for one in errors)
+        help_ = _suggest_fix(value, re.findall(r"'([^']*)'", expectations), kind)
+        if wanted == "a mapping" and isinstance(value, str | int | float):
+            models = [one for one in expected if _is_model(one)]
+            help_ = _suggest_section(where, models[0], value) if models else ""
         return _build_value_error(where, wanted, value, help_)
 
     def _explain_missing_key(self, path: KeyPath) -> Diagnostic:
