@@ -331,7 +331,7 @@ def write_weights(
             adapt_policy,
             adapter_weights,
             build_policy,
-            merged_weights,
+            iterate_merged_weights,
             write_model,
         )
 
@@ -344,7 +344,7 @@ def write_weights(
         policy.model.load_state_dict({n.removeprefix("model."): w for n, w in stored.items()})
     except RuntimeError as error:
         raise RlxError(f"{checkpoint.name} belongs to another model: {error}") from error
-    weights = merged_weights(policy.model)
+    weights = dict(iterate_merged_weights(policy.model))
     for name, value in weights.items():
         if not value.isfinite().all():
             raise DivergedModelError(f"{checkpoint.name} is not sound: its {name} is not finite")

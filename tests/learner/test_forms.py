@@ -12,7 +12,6 @@ from transformers.integrations.flex_attention import WrappedFlexAttention
 
 from rlx.learner.distributed import Ranks
 from rlx.learner.forms import (
-    AttentionBlocks,
     CachedForm,
     FlexForm,
     GroupedForm,
@@ -352,29 +351,6 @@ def test_an_empty_micro_batch_has_a_gradient_of_zeros_in_every_form(qwen):
 # Blocks ------------------------------------------------------------------------------------------
 
 
-@given(forests())
-def test_blocks_hold_every_token_once_with_all_that_it_sees(forest):
-    if not forest[2].any():
-        return
-    packed = pack_rows(*forest)
-    blocks = AttentionBlocks.from_positions(packed.positions, packed.ends)
-    node = torch.arange(len(packed))
-    sees = (node <= node[:, None]) & (node[:, None] < packed.ends)
-    at = key = 0
-    found = torch.zeros_like(sees)
-    for (n, b, k), mask in zip(blocks.sizes, blocks.masks, strict=True):
-        queries = blocks.queries[at : (at := at + n * b)].view(n, b)
-        keys = blocks.keys[key : (key := key + n * k)].view(n, k)
-        mask = mask == 0
-        for block, query in mask[:, 0].any(dim=-1).nonzero().tolist():
-            token = queries[block, query]
-            if blocks.outputs[token] == at - n * b + block * b + query:
-                found[token, keys[block, mask[block, 0, query]]] = True
-        assert mask.any(dim=-1).all(), "a softmax over nothing"
-    assert torch.equal(found, sees)
-    assert blocks.outputs.unique().numel() == len(packed)
-
-
 # Adapters ----------------------------------------------------------------------------------------
 
 
@@ -384,20 +360,3 @@ def test_an_adapter_as_it_begins_shares_prefixes():
     adapt_model(model, Lora(rank=2), 0)
     choice = choose_form(PackedPolicy(model), HERE)
     assert type(choice.form) is GroupedForm, str(choice)
-
-
-def test_padding_of_plain_rows_makes_no_mask(qwen, monkeypatch):
-    seen = []
-    ids = torch.randint(3, 50, (3, 20), generator=torch.Generator().manual_seed(1))
-    is_token = torch.arange(20) < torch.tensor([[20], [13], [7]])
-    qwen.use(PlainForm())
-    attention = "transformers.integrations.sdpa_attention.torch.nn.functional"
-    real = torch.nn.functional.scaled_dot_product_attention
-    monkeypatch.setattr(
-        f"{attention}.scaled_dot_product_attention",
-        lambda *args, **named: seen.append(named.get("attn_mask")) or real(*args, **named),
-    )
-    want = is_token & (torch.arange(20) > 2)
-    packed = pack_rows(ids, is_token, want, merge=False)
-    qwen(packed, torch.ones(len(packed.targets)))
-    assert seen and all(mask is None for mask in seen)

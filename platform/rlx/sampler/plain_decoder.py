@@ -1,8 +1,8 @@
 """A compact decoder for the architecture shared by Llama, Mistral, Qwen2, Qwen3 and SmolLM3.
 
-It computes with the model's own weights. Matrices with the same input are fused into one tensor,
-`[in, out]`, and the model's parameters become views of it: no weight is stored twice, and weights
-loaded into the model take effect immediately.
+Matrices of the model with the same input are fused into one tensor, `[in, out]`, and the model's
+parameters become views of it: no weight is stored twice, and weights loaded into the model take
+effect immediately.
 """
 
 from collections.abc import Callable, Sequence
@@ -71,7 +71,6 @@ def unknown_part(model: PreTrainedModel) -> str | None:
 
 
 def _find_odd_submodule(place: str, module: nn.Module) -> str | None:
-    """Describes a missing or unexpected submodule; None if there is none."""
     needed, allowed = PARTS[place]
     found = {name for name, _ in module.named_children()}
     if missing := needed - found:
@@ -86,8 +85,7 @@ def _is_rms_norm(norm: nn.Module) -> bool:
 
 
 def _are_plain(maps: Sequence[nn.Module]) -> bool:
-    """Whether maps with the same input are all plain linear layers, all with or all without a
-    bias."""
+    """Whether all are plain linear layers, all with or all without a bias."""
     return all(type(m) is nn.Linear for m in maps) and len({m.bias is None for m in maps}) == 1
 
 
@@ -96,15 +94,10 @@ class PlainDecoder:
 
     It is rebuilt whenever weights may have been replaced, which is cheap if they are fused already.
 
-    Args:
-        model: provides the weights; its projections become views of fused tensors.
-
     Attributes:
-        layers: number of layers.
         heads: number of query heads.
         kv_heads: number of key and value heads, each serving `heads / kv_heads` query heads.
         width: dimension of a head.
-        scale: attention scale.
         angles: cosines and signed sines of rotations, `[2, positions, 1, width]`; recomputed when
             there are too few positions.
     """
@@ -133,16 +126,12 @@ class PlainDecoder:
     def compute_hidden_states(
         self, tokens: Tensor, positions: Tensor, longest: int, attend: Attend
     ) -> Tensor:
-        """Computes the last hidden states.
+        """Computes the last hidden states, `[n, hidden size]`.
 
         Args:
             tokens: `[n]`, from any dialogues.
-            positions: `[n]`, each below `longest`.
-            longest: bound on the positions that is known without a device synchronization.
+            positions: `[n]`, each below `longest`, which is known without a device synchronization.
             attend: called with every layer's queries and new keys and values.
-
-        Returns:
-            `[n, hidden size]`.
         """
         cos, sin = self._rotation(longest).index_select(1, positions)
         both, half = self.heads + self.kv_heads, self.width // 2
@@ -217,11 +206,8 @@ class _Matrix:
         return functional.linear(x, self._weight.t(), self._bias)
 
     def split_in_two(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Maps `x` to the outputs of two equally wide maps.
-
-        On a GPU they are computed one by one: what follows is faster on contiguous outputs than
-        one product is on two.
-        """
+        """Maps `x` to the outputs of two equally wide maps; on a GPU one by one, since what follows
+        is faster on contiguous outputs than one product is on two."""
         if not x.is_cuda or self._bias is not None:
             first, second = self(x).chunk(2, dim=-1)
         else:
@@ -229,14 +215,13 @@ class _Matrix:
         return first, second
 
     def add_to_residual(self, residual: Tensor, x: Tensor) -> Tensor:
-        """Returns the sum of the residual and the mapped `x`."""
         total = torch.addmm(residual, x, self._weight)
         return total if self._bias is None else total + self._bias
 
 
 def _concatenate_weights(weights: Sequence[Tensor]) -> Tensor:
-    """Returns a fused `[in, sum of outs]` tensor and makes the weights, `[out, in]` each, views of
-    it."""
+    """Returns a fused `[in, sum of outs]` tensor and makes the weights, `[out, in]` each, its
+    views."""
     total = sum(len(w) for w in weights)
     first, at = weights[0], weights[0].storage_offset()
     where = first.untyped_storage().data_ptr()
