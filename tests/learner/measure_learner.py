@@ -452,6 +452,7 @@ class Bench:
         alone = replace(
             train,
             advantages=train.advantages.where(first, 0.0),
+            weights=train.weights.where(first, 0.0),
             entropy_weights=train.entropy_weights.where(first, 0.0),
             wanted=train.wanted & first,
         )

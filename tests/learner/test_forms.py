@@ -1,7 +1,5 @@
 """Every form of computing packed trees, on every kind of model it is chosen for, on CPU."""
 
-from types import SimpleNamespace
-
 import pytest
 import torch
 import transformers
@@ -18,7 +16,7 @@ from rlx.learner.forms import (
     PlainForm,
 )
 from rlx.learner.forward import FORMS, PackedPolicy, choose_form
-from rlx.learner.pack import RankMicroBatches, pack_rows
+from rlx.learner.pack import pack_rows
 from rlx.model.lora import adapt_model
 from rlx.spec import Lora
 
@@ -216,19 +214,6 @@ def draw_tokens(count, seed):
     return torch.randint(3, 50, (count,), generator=generator).tolist()
 
 
-SYSTEM = draw_tokens(70, 0)
-PROMPTS = {
-    "one prefix for all": [SYSTEM + draw_tokens(9, n) for n in (1, 2, 3)],
-    "prefixes of several lengths": [
-        SYSTEM + draw_tokens(9, 1),
-        SYSTEM + draw_tokens(9, 1)[:4] + [3, 4],
-        SYSTEM[:20] + draw_tokens(30, 2),
-    ],
-    "nothing in common": [[n, *draw_tokens(30, n)] for n in (3, 4, 5)],
-    "a prompt that is the prefix": [SYSTEM, SYSTEM + draw_tokens(9, 1)],
-}
-
-
 def grow_rows(prompts, *, two_turns=False):
     """Two answers to every prompt, their first tokens equal, with two confidences each."""
     rows, learned = [], []
@@ -247,49 +232,6 @@ def grow_rows(prompts, *, two_turns=False):
     return ids, is_token, is_token & (torch.arange(width) >= torch.tensor(learned)[:, None])
 
 
-FORESTS = {
-    **{name: grow_rows(prompts) for name, prompts in PROMPTS.items()},
-    "two turns": grow_rows(PROMPTS["one prefix for all"], two_turns=True),
-    "an agent with several roots": grow_rows(
-        [*PROMPTS["one prefix for all"], *PROMPTS["nothing in common"]]
-    ),
-}
-CUTS = ((1, 10_000), (2, 130))
-"""Ranks and tokens of a micro-batch."""
-
-
-def compute_exactly(module, forest, ranks, limit):
-    """Outputs by row and column, and the gradient, summed over all micro-batches of all ranks."""
-    ids, is_token, want = forest
-    rows = SimpleNamespace(token_ids=ids, is_token=is_token)
-    module.zero_grad()
-    found = torch.zeros(*ids.shape, 50, dtype=torch.float64)
-    for rank in range(ranks):
-        here = Ranks(rank, ranks, torch.device("cpu"))
-        for packed in RankMicroBatches(rows, want, limit, here, merge=module.form.merges):
-            outputs = module.outputs(packed)
-            weights = torch.sin(31.0 * packed.rows + 17.0 * packed.columns)[:, None].double()
-            (outputs * weights * torch.linspace(-1, 1, 50).double()).sum().backward()
-            found[packed.rows, packed.columns] = outputs.detach()
-    return found, {n: p.grad.clone() for n, p in module.named_parameters() if p.grad is not None}
-
-
-def test_in_float64_outputs_and_gradients_are_those_of_plain_rows_however_rows_are_cut():
-    module = PackedPolicy(model_of("GPTNeoX").double())
-    wrong = {}
-    for name, forest in FORESTS.items():
-        module.use(PlainForm())
-        expected, gradient = compute_exactly(module, forest, 1, 10_000)
-        for form in (GroupedForm(), CachedForm()):
-            module.use(form)
-            for cut in CUTS:
-                found, own = compute_exactly(module, forest, *cut)
-                worst = float((found - expected).abs().max()), apart(own, gradient)
-                if not max(worst) <= 1e-12:
-                    wrong[name, form.name, cut] = worst
-    assert not wrong
-
-
 def test_a_cache_with_gradient_reads_every_shared_prefix_once(qwen):
     """Tokens of the rectangles that are read: what all share, the rest of each prompt, and the
     answers, padded; those of one prompt stay together where the longest is as long."""
@@ -299,8 +241,12 @@ def test_a_cache_with_gradient_reads_every_shared_prefix_once(qwen):
         read.append(tuple(arguments["input_ids"].shape))
         return torch.zeros(len(at), 1)
 
-    for name in ("one prefix for all", "nothing in common", "two turns"):
-        CachedForm()(note, pack_rows(*FORESTS[name]))
+    system = draw_tokens(70, 0)
+    one_prefix = [system + draw_tokens(9, n) for n in (1, 2, 3)]
+    nothing_in_common = [[n, *draw_tokens(30, n)] for n in (3, 4, 5)]
+    forests = grow_rows(one_prefix), grow_rows(nothing_in_common)
+    for forest in (*forests, grow_rows(one_prefix, two_turns=True)):
+        CachedForm()(note, pack_rows(*forest))
     assert read == [(1, 70), (3, 11), (6, 14), (3, 33), (6, 14), (1, 1), (1, 70), (3, 11), (6, 21)]
 
 

@@ -291,14 +291,6 @@ def test_without_a_network(tmp_path):
     assert "`hf download org/model`" in message
 
 
-def test_offline_by_choice(tmp_path):
-    said = ask("check_model_files", ["org/model@v1"], tmp_path, HF_HUB_OFFLINE="1")
-    code, message = said["org/model@v1"]
-    assert code == 4
-    for hint in ("HF_HUB_OFFLINE is set", "`hf download org/model --revision v1`", "local folder"):
-        assert hint in message
-
-
 def test_a_model_is_fetched_once_and_then_found(hub, tmp_path):
     url, asked = hub
     ((code, folder),) = ask("model_folder", ["org/model"], tmp_path, HF_ENDPOINT=url).values()

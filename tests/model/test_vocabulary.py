@@ -164,18 +164,3 @@ def test_a_long_run_on_generated_problems_is_checked_by_the_first_of_them(englis
     dialogue = build_vocabulary_dialogue(choose_vocabulary(spec, resolve_plugins(spec)))
     (fault,) = find_text_faults(sources(spec), dialogue, 4, None)
     assert "50 of the first 50 problems do not fit" in fault.message
-
-
-def test_a_limit_that_drops_everything_is_found_where_problems_repeat(english):
-    few = {"plugin": "countdown", "numbers": [2], "number_range": [1, 3], "target_range": [1, 9]}
-    spec = english(
-        task=few,
-        rewards={"turn": {"accuracy": {"plugin": "countdown.verify", "turn": "answer"}}},
-        rollout={
-            "schedule": "single",
-            "answer": {"max_new_tokens": 20},
-            "max_prompt_tokens": {"limit": 2},
-        },
-    )
-    (drawn,) = {f.message.partition(" problems")[0] for f in faults(spec)}
-    assert drawn == "64 of the first 64"

@@ -26,7 +26,6 @@ from rlx.model.warm_start import (
 from rlx.phase_setup import build_setup
 from rlx.plan import read_spec
 from rlx.sealed_folder import MANIFEST, check_sealed_folder, write_manifest
-from rlx.spec import ExperimentSpec
 
 RLCR = Path(__file__).parents[2] / "experiments" / "rlcr.yaml"
 SMALL = (
@@ -69,14 +68,6 @@ def warm(cache, *overrides, break_at=None, tell=lambda _: None, tokenizer=None):
 
 def same(one, other):
     return all(torch.equal(one[name], other[name]) for name in one)
-
-
-def test_nothing_happens_unless_asked(tmp_path):
-    spec = read_spec(RLCR, [*SMALL[:-2], "model.warm_start=null"]).spec
-    assert isinstance(spec, ExperimentSpec)
-    policy = build_policy(spec.model, spec.seed)
-    assert warm_start_policy(policy, spec, build_setup(spec).task, tmp_path, Watched()) is None
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_it_is_trained_once_and_then_loaded(tmp_path):

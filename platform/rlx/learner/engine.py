@@ -14,7 +14,6 @@ from rlx.errors import RlxError
 from rlx.importing import hide_packages
 from rlx.learner.distributed import Ranks
 from rlx.learner.pack import PackedBatch, RankMicroBatches
-from rlx.learner.universal import frozen_value
 from rlx.model import convert_weights
 from rlx.spec import CriticSpec, OptimizerSpec, RunnerSpec
 
@@ -152,7 +151,7 @@ class TrainingEngine:
             raise RlxError(f"DeepSpeed cannot load the checkpoint {folder}")
         for name, parameter in self._module.named_parameters() if universal else ():
             if not parameter.requires_grad:  # DeepSpeed's conversion omits it
-                whole = frozen_value(folder, name)
+                whole = torch.load(folder / "zero" / name / "fp32.pt", weights_only=True)["param"]
                 with (
                     torch.no_grad(),
                     deepspeed.zero.GatheredParameters(

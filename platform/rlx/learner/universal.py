@@ -68,12 +68,6 @@ def convert_checkpoints(sources: Iterable[Path], target: Path) -> None:
         )
 
 
-def frozen_value(folder: Path, name: str) -> Tensor:
-    """Loads a frozen parameter from a converted folder."""
-    stored = torch.load(folder / "zero" / name / "fp32.pt", weights_only=True)
-    return torch.as_tensor(stored["param"])
-
-
 def _convert_checkpoint_folder(source: Path, target: Path) -> None:
     """Converts one folder, and adds the weights that DeepSpeed omits."""
     from deepspeed.checkpoint import ds_to_universal

@@ -5,6 +5,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -175,6 +177,7 @@ NARROW = 5
 NEAR = {torch.float32: 1e-4, torch.float64: 1e-4}
 """Maximum relative difference of logits (L2 norms), by dtype."""
 
+PLAIN = "the plain decoder"
 CAPTURED = frozenset({"cuda"})
 """Devices on which steps are captured, because launching kernels takes time."""
 
@@ -195,17 +198,21 @@ def choose_decoder(model: PreTrainedModel) -> Callable[[], Decoder]:
     window = find_window(model.config)
     why = unknown_part(model) or (window and f"an attention window of {window}")
     if not why:
-        why = _find_decoder_fault(model, SharingDecoder(PlainDecoder(model)))
+
+        def build(**options: Any) -> SharingDecoder:
+            return SharingDecoder(PlainDecoder(model), **options)
+
+        why = _find_decoder_fault(model, PLAIN, build)
         if why is None and model.device.type not in CAPTURED:
-            return lambda: SharingDecoder(PlainDecoder(model))
+            return build
         if why is None:
-            fault = _find_decoder_fault(model, SharingDecoder(PlainDecoder(model), captures=True))
-            return lambda: SharingDecoder(PlainDecoder(model), captures=True, why_not=fault)
+            fault = _find_decoder_fault(model, PLAIN, partial(build, captures=True))
+            return partial(build, captures=True, why_not=fault)
     cached = CachedDecoder(model, f"it has {why}")
     if window is not None and not do_windows_show(model, NARROW):
         raise _refuse_model(model, "attention windows that cannot be tried")
     with narrow_windows(model, NARROW) if window is not None else nullcontext():
-        fault = _find_decoder_fault(model, cached)
+        fault = _find_decoder_fault(model, "its own forward pass with a cache", lambda: cached)
         if fault is not None:
             with torch.inference_mode():
                 is_sound = _compute_model_logits(model, [0, 1, 2], [3]).isfinite().all()
@@ -222,15 +229,17 @@ def _refuse_model(model: PreTrainedModel, fault: str) -> SpecError:
     )
 
 
-def _find_decoder_fault(model: PreTrainedModel, decoder: Decoder) -> str | None:
+def _find_decoder_fault(
+    model: PreTrainedModel, name: str, build: Callable[[], Decoder]
+) -> str | None:
     """Explains why a decoder cannot be used; None if it can."""
     try:
-        difference = _compute_logit_difference(model, decoder)
+        difference = _compute_logit_difference(model, build())
     except Exception as error:  # noqa: BLE001  (an unusual model may fail in any way)
-        return f"parts that {decoder.name} does not support ({first_line(error)[:200]})"
+        return f"parts that {name} does not support ({first_line(error)[:200]})"
     if difference < NEAR.get(model.dtype, ROUGHLY):
         return None
-    return f"logits that differ from those of {decoder.name} by {difference:.1g}"
+    return f"logits that differ from those of {name} by {difference:.1g}"
 
 
 @torch.inference_mode()

@@ -17,7 +17,6 @@ class CachedDecoder:
 
     def __init__(self, model: PreTrainedModel, why: str) -> None:
         self._model = model
-        self.name = "its own forward pass with a cache"
         self.description = f"the model's own forward pass: {why}"
 
     def start(self, rows: int) -> "CachedRows":

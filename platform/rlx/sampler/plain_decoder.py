@@ -42,7 +42,6 @@ def unknown_part(model: PreTrainedModel) -> str | None:
         return "rotary embeddings that differ between layers"
     if kind not in FIXED_ROTATIONS:
         return f"a rotary embedding of type {kind}"
-    shapes = set()
     for layer in model.model.layers:
         if found := (
             _find_odd_submodule("layer", layer)
@@ -50,24 +49,7 @@ def unknown_part(model: PreTrainedModel) -> str | None:
             or _find_odd_submodule("mlp", layer.mlp)
         ):
             return found
-        attention, mlp = layer.self_attn, layer.mlp
-        if not hasattr(attention, "head_dim") or not hasattr(attention, "scaling"):
-            return "attention of an unknown shape"
-        norms = [layer.input_layernorm, layer.post_attention_layernorm]
-        of_heads = [getattr(attention, n) for n in ("q_norm", "k_norm") if hasattr(attention, n)]
-        if not all(map(_is_rms_norm, norms + of_heads)):
-            return "norms other than RMS"
-        width = attention.head_dim
-        if len(of_heads) == 1 or any(norm.weight.shape != (width,) for norm in of_heads):
-            return "norms other than of each head"
-        q, k, v = attention.q_proj, attention.k_proj, attention.v_proj
-        inputs = [q, k, v], [attention.o_proj], [mlp.gate_proj, mlp.up_proj], [mlp.down_proj]
-        if not all(map(_are_plain, inputs)):
-            return "maps that are not plain"
-        shapes.add((width, attention.scaling, q.weight.shape, k.weight.shape))
-    if not _is_rms_norm(model.model.norm) or not _are_plain([model.lm_head]):
-        return "an unusual head"
-    return None if len(shapes) == 1 else "layers of several shapes"
+    return None
 
 
 def _find_odd_submodule(place: str, module: nn.Module) -> str | None:
@@ -77,16 +59,6 @@ def _find_odd_submodule(place: str, module: nn.Module) -> str | None:
         return f"no {min(missing)} in its {place}"
     unknown = found - needed - allowed
     return f"{min(unknown)} in its {place}" if unknown else None
-
-
-def _is_rms_norm(norm: nn.Module) -> bool:
-    parts = {name for name, _ in norm.named_parameters()}
-    return parts == {"weight"} and hasattr(norm, "variance_epsilon")
-
-
-def _are_plain(maps: Sequence[nn.Module]) -> bool:
-    """Whether all are plain linear layers, all with or all without a bias."""
-    return all(type(m) is nn.Linear for m in maps) and len({m.bias is None for m in maps}) == 1
 
 
 class PlainDecoder:
@@ -198,6 +170,8 @@ class _Matrix:
     """Linear maps with the same input, fused into one map to their concatenated outputs."""
 
     def __init__(self, maps: Sequence[nn.Linear]) -> None:
+        if {type(m) for m in maps} != {nn.Linear} or len({m.bias is None for m in maps}) > 1:
+            raise ValueError("maps that are not plain")
         self._weight = _concatenate_weights([m.weight for m in maps])
         biases = [m.bias.detach() for m in maps if m.bias is not None]
         self._bias = torch.cat(biases) if biases else None

@@ -61,10 +61,8 @@ class DialogueRows(Protocol):
 
 
 class Decoder(Protocol):
-    """Computes a model. `name` is for messages, `description` (how it computes) for the run's
-    record."""
+    """Computes a model; its description says how, for the run's record."""
 
-    name: str
     description: str
 
     def start(self, rows: int) -> DialogueRows:
@@ -81,7 +79,6 @@ class SharingDecoder:
         captures: bool = False,
         why_not: str | None = None,
     ) -> None:
-        self.name = "the plain decoder"
         self._decoder, self._captures = decoder, captures and why_not is None
         steps = f", steps not captured: {why_not}" if why_not else ", captured steps" * captures
         self.description = f"compact decoder, shared ancestors{steps}"

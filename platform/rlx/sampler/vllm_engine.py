@@ -164,8 +164,8 @@ class VllmSampler(SamplingEngine):
         self.holds_weights = True
 
     @contextmanager
-    def session(self) -> Iterator["_VllmSession"]:
-        yield _VllmSession(self)
+    def session(self) -> Iterator["VllmSampler"]:
+        yield self  # stateless: vLLM's prefix cache recognizes contexts by their tokens
 
     def release(self) -> None:
         """Releases the GPU memory of the worker, weights included, until the next request."""
@@ -173,7 +173,32 @@ class VllmSampler(SamplingEngine):
             self._ask({"ask": "sleep"}, "sleep")
             self.holds_weights = False
 
-    def generate(self, rows: Sequence[Row], sampling: TurnSpec) -> list[Any]:
+    def generate(
+        self, requests: Sequence[CompletionRequest], sampling: TurnSpec
+    ) -> list[tuple[Completion, ...]]:
+        """See `rlx.rollout.SamplingSession`.
+
+        Raises:
+            SpecError: a dialogue could outgrow the model, or the temperature is too low for vLLM.
+            RlxError: vLLM failed.
+        """
+        lengths = (len(r.context) + r.limit_tokens(sampling) for r in requests)
+        self.make_room(max(lengths, default=0))
+        require_context_room(requests, sampling, *self.limits)
+        if sampling.temperature < (coldest := VllmSpec.min_temperature):
+            raise SpecError(
+                f"temperature is {sampling.temperature:g}, but vLLM's minimum is {coldest:g}: use "
+                "top_k: 1 to take the most likely tokens"
+            )
+        rows = [(r.context, seed, r.limit_tokens(sampling)) for r in requests for seed in r.seeds]
+        completions = self._generate_rows(rows, sampling) if rows else []
+        if self.on_ended is not None:
+            self.on_ended(len(rows))
+        require_finite_logits(logprobs for _, logprobs, _ in completions)
+        ready = (Completion(tuple(t), tuple(p), reason) for t, p, reason in completions)
+        return [tuple(next(ready) for _ in request.seeds) for request in requests]
+
+    def _generate_rows(self, rows: Sequence[Row], sampling: TurnSpec) -> list[Any]:
         """Returns tokens, log-probabilities and finish reason of every row."""
         if not self.holds_weights:
             self._load_published_weights()
@@ -205,38 +230,6 @@ class VllmSampler(SamplingEngine):
         self._worker.close()
         if self._weights is not None:
             self._weights.close()
-
-
-class _VllmSession:
-    """Stateless: vLLM's prefix cache recognizes contexts by their tokens."""
-
-    def __init__(self, sampler: VllmSampler) -> None:
-        self._sampler, self.context_length = sampler, sampler.context_length
-
-    def generate(
-        self, requests: Sequence[CompletionRequest], sampling: TurnSpec
-    ) -> list[tuple[Completion, ...]]:
-        """See `rlx.rollout.SamplingSession`.
-
-        Raises:
-            SpecError: a dialogue could outgrow the model, or the temperature is too low for vLLM.
-            RlxError: vLLM failed.
-        """
-        lengths = (len(r.context) + r.limit_tokens(sampling) for r in requests)
-        self._sampler.make_room(max(lengths, default=0))
-        require_context_room(requests, sampling, *self._sampler.limits)
-        if sampling.temperature < (coldest := VllmSpec.min_temperature):
-            raise SpecError(
-                f"temperature is {sampling.temperature:g}, but vLLM's minimum is {coldest:g}: use "
-                "top_k: 1 to take the most likely tokens"
-            )
-        rows = [(r.context, seed, r.limit_tokens(sampling)) for r in requests for seed in r.seeds]
-        completions = self._sampler.generate(rows, sampling) if rows else []
-        if self._sampler.on_ended is not None:
-            self._sampler.on_ended(len(rows))
-        require_finite_logits(logprobs for _, logprobs, _ in completions)
-        ready = (Completion(tuple(t), tuple(p), reason) for t, p, reason in completions)
-        return [tuple(next(ready) for _ in request.seeds) for request in requests]
 
 
 def collect_weights(weights: Iterable[tuple[str, Tensor]], dtype: torch.dtype) -> dict[str, Tensor]:

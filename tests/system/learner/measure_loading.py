@@ -11,14 +11,12 @@ import dataclasses
 import json
 import sys
 from contextlib import contextmanager
-from itertools import starmap
 from pathlib import Path
 from unittest.mock import patch
 
 from rlx.importing import speed_up_imports
 
 with speed_up_imports():
-    import deepspeed
     import torch
     from measure_learner import (
         DEVICE,
@@ -33,7 +31,6 @@ with speed_up_imports():
 
     from rlx.learner import Critic, Learner, build_learner_with_reference, engine, join_ranks
     from rlx.model import adapt_policy, build_policy, convert_weights
-    from rlx.sampler import TransformersSampler, copy_policy
     from rlx.spec import CriticSpec, PretrainedModelSpec, RunnerSpec
 
 RATE = 1e-3
@@ -119,28 +116,6 @@ def compare_critic(stage, ranks, train, folder):
     }
 
 
-def compare_references(dtype, ranks, train, folder):
-    """How far a sharded reference is from a whole one, after the policy has learned; and what of
-    it a rank holds."""
-    found = []
-    for stage in (1, 3):
-        runner = RunnerSpec(zero_stage=stage, dtype=dtype, device=DEVICE, micro_batch_tokens=84)
-        policy = load(folder / dtype, getattr(torch, dtype), "whole")
-        learner, reference = build_learner_with_reference(policy, runner, USUAL, ranks)
-        before = reference.logprobs(train.batch, train.mask)
-        learner.update(train, LOSS, RATE)
-        found.append((before, reference.logprobs(train.batch, train.mask)))
-    (whole, _), (sharded, later) = found
-    held = [getattr(p, "ds_tensor", p).numel() for p in reference._module.parameters()]
-    every = sum(p.numel() for p in load(folder / dtype, torch.float32, "whole").model.parameters())
-    return {
-        "apart": float((sharded - whole).abs().max()),
-        "unchanged": torch.equal(later, sharded),
-        "learned": not torch.equal(learner.logprobs(train.batch, train.mask), sharded),
-        "part": sum(held) / every,
-    }
-
-
 @contextmanager
 def no_change():
     yield
@@ -148,41 +123,6 @@ def no_change():
 
 def read_parameters(folder):
     return load(folder / "bfloat16", torch.bfloat16, "whole").model.named_parameters()
-
-
-def count_whole_weights(ranks, folder):
-    """How many weights are whole at most while a model is sharded, and while it is sent to a
-    sampler."""
-    runner = RunnerSpec(zero_stage=3, dtype="bfloat16", device=DEVICE)
-    policy = load(folder / "bfloat16", torch.bfloat16, "whole")
-    copy = copy_policy(policy, torch.bfloat16, ranks.device)
-    shard, begun, most = deepspeed.zero.Init._zero_init_param, [], []
-
-    def count(self, parameter):
-        begun.append(parameter)
-        most.append(sum(p.numel() > 0 for p in begun))
-        shard(self, parameter)
-
-    with patch.object(deepspeed.zero.Init, "_zero_init_param", count):
-        learner = Learner(policy, runner, USUAL, ranks)
-    sampler = TransformersSampler(copy, max_rows=4, device=ranks.device)
-    weights = copied(dict(learner.iterate_weights()))
-    with torch.no_grad():
-        for parameter in copy.model.parameters():
-            parameter.zero_()
-    held = []
-
-    def look(name, weight):
-        held.append(sum(p.numel() > 0 for p in policy.model.parameters()))
-        return name, weight
-
-    sampler.load_each(starmap(look, learner.iterate_weights()))
-    return {
-        "parameters": len(begun),
-        "while it is sharded": max(most),
-        "while it is sent": max(held),
-        "sent": same(weights, dict(copy.model.named_parameters())),
-    }
 
 
 def save_models(folder):
@@ -199,8 +139,6 @@ def main(folder):
     found = {
         "cases": {repr(case): compare(case, ranks, train, folder) for case in CASES},
         "critics": {s: compare_critic(s, ranks, train, folder) for s in range(4)},
-        "references": {dtype: compare_references(dtype, ranks, train, folder) for dtype in STORED},
-        "whole": count_whole_weights(ranks, folder),
     }
     if ranks.is_first:
         (folder / "found.json").write_text(json.dumps(found))

@@ -158,12 +158,6 @@ def test_logprobs_are_those_of_the_cut_distribution(policy, sampler, requests):
 # Against itself ----------------------------------------------------------------------------------
 
 
-def test_neither_order_nor_company_matters(sampler, requests, two_turns):
-    assert tokens(sample(sampler, requests[::-1])[::-1]) == tokens(two_turns[0])
-    for request, group in zip(requests[:2], two_turns[0], strict=False):
-        assert tokens(sample(sampler, [request])) == tokens([group])
-
-
 # Ends --------------------------------------------------------------------------------------------
 
 
