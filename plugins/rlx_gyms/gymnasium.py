@@ -200,9 +200,8 @@ class GymnasiumTask(NeedsLibrary):
     """First states of an environment of Gymnasium with discrete actions, such as FrozenLake-v1.
 
     A tabular environment begins in every state in which an episode goes on, any other where it
-    begins itself. The prompt is the first observation as numbers, and its hash decides whether it
-    is for training or for testing. The environment is `gymnasium`, its return the reward `info`
-    with `key: return`.
+    begins itself. A hash of the first observation, which is the prompt, decides the split. The
+    environment is `gymnasium`, its return the reward `info` with `key: return`.
     """
 
     library: ClassVar[str] = "gymnasium"

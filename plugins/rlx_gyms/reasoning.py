@@ -34,14 +34,7 @@ _SECONDS = 2.0
 
 @dataclass(frozen=True, slots=True)
 class EntryAddress:
-    """Where an entry comes from.
-
-    Attributes:
-        dataset: name of the dataset.
-        config: its options, as JSON with sorted keys.
-        seed: seed of the dataset.
-        item: position in the dataset, below `_CHUNK`.
-    """
+    """Where an entry comes from: a dataset with options as JSON, and a position below `_CHUNK`."""
 
     dataset: str
     config: str
@@ -192,10 +185,9 @@ def _build_score_example(
 class ReasoningGymScore(NeedsLibrary, Reward):
     """What the dataset's own scorer of reasoning-gym gives the text between the answer tags.
 
-    A scorer that reads the answer as mathematics or code runs in a process of its own with a limit
-    on its time: that of countdown never returns on `99**98**97`. An answer on which it fails or
-    takes too long earns 0. So does code where the scorer would run it, and an answer that solves
-    nothing where the scorer would pay for it; see `rlx_gyms.reasoning`.
+    A scorer that reads the answer as mathematics or code runs in a process of its own: that of
+    countdown never returns on `99**98**97`. An answer on which it fails or takes too long earns 0.
+    So does code that the scorer would run, and an answer that solves nothing but would be paid.
     """
 
     library: ClassVar[str] = "reasoning_gym"
@@ -216,12 +208,6 @@ class ReasoningGymScore(NeedsLibrary, Reward):
         return 0.0, 1.0
 
     def score(self, sample: Sample) -> Score:
-        """Scores one answer.
-
-        Raises:
-            ImportError: reasoning-gym is missing.
-            ValueError: the problem is none of reasoning-gym, or the score is not in [0, 1].
-        """
         if "entry" not in sample.problem:
             raise ValueError("the problem is none of reasoning-gym: its task must be reasoning_gym")
         address = EntryAddress(**sample.problem["entry"])

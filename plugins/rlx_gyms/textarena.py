@@ -207,9 +207,8 @@ def _build_result(game: Any, player: int, *, done: bool) -> dict[str, Any]:
 class TextArenaTask(NeedsLibrary):
     """Beginnings of a game of TextArena, by name: `id: GuessTheNumber-v0`.
 
-    The prompt is what the game shows first, and its hash decides whether it is for training or for
-    testing. A game that always begins with the same text is split by its seed. The environment is
-    `textarena`, the reward of a game `info` with `key: return`.
+    A hash of what the game shows first, or of its seed if that is always the same, decides the
+    split. The environment is `textarena`, the reward of a game `info` with `key: return`.
     """
 
     library: ClassVar[str] = "textarena"

@@ -42,28 +42,15 @@ class RemoteFault(Exception):
 
 @dataclass(frozen=True, slots=True)
 class TasksetSource:
-    """Where a taskset is.
-
-    Attributes:
-        python: the interpreter that has verifiers.
-        taskset: name of its package, or a folder.
-        config: options of the taskset, as JSON.
-        size: how many of its rows are read.
-    """
+    """A taskset: its package or folder, the interpreter that has verifiers, and options as JSON."""
 
     python: str
     taskset: str
     config: str
-    size: int
 
 
 class TasksetProcess:
-    """A process that serves one taskset. It is started by the first request, and after a fault.
-
-    Args:
-        source: the taskset.
-        program: the file that the interpreter runs.
-    """
+    """A process that serves one taskset. It is started by the first request, and after a fault."""
 
     def __init__(self, source: TasksetSource, program: Path = _PROGRAM) -> None:
         self._source, self._program = source, program
@@ -111,11 +98,7 @@ class TasksetProcess:
             return self._process
         self._end()
         source = self._source
-        options = {
-            "taskset": source.taskset,
-            "config": json.loads(source.config),
-            "size": source.size,
-        }
+        options = {"taskset": source.taskset, "config": json.loads(source.config)}
         command = [source.python, "-P", str(self._program), json.dumps(options)]
         self._errors = TemporaryFile()  # noqa: SIM115  (lives as long as the process)
         try:
@@ -136,12 +119,7 @@ class TasksetProcess:
         return self._process
 
     def _read(self, timeout: float, kind: str) -> Mapping[str, Any]:
-        """Returns the message of the next line.
-
-        Raises:
-            RemoteFault: there is none in time, it is no JSON object of finite numbers, or it is a
-                fault of the taskset.
-        """
+        """Returns the message of the next line; raises RemoteFault without a readable one."""
         sender = self._source.taskset
         try:
             message = json.loads(self._read_line(timeout, kind), parse_constant=_refuse_constant)
@@ -260,8 +238,6 @@ class VerifiersTask(Plugin):
     """Interpreter that has verifiers: `/path/to/venv/bin/python`."""
     config: Mapping[str, Any] = Field(default_factory=dict)
     """Options of the taskset."""
-    size: int = Field(10_000, ge=2)
-    """How many rows are read; tasksets may have no end."""
     held_out: int = Field(5, ge=2)
     """One in `held_out` prompts is held out for testing."""
 
@@ -287,7 +263,7 @@ class VerifiersTask(Plugin):
     @property
     def _source(self) -> TasksetSource:
         config = json.dumps(dict(self.config), sort_keys=True)
-        return TasksetSource(self.python, self.taskset, config, self.size)
+        return TasksetSource(self.python, self.taskset, config)
 
     def problem(self, split: Split, index: int, seed: int) -> Problem:
         rows = _list_rows(self._source, self.held_out, split)

@@ -109,13 +109,6 @@ class Dataset(Plugin):
         return _build_demonstration(self.demonstrations, problem.fields)
 
     def check(self) -> None:
-        """Reads all records.
-
-        Raises:
-            OSError, ImportError: this machine lacks a file, a dataset or a package.
-            ValueError: a record does not fit the options, or the splits share a problem; the
-                message names the file and the line or row.
-        """
         self._splits()
 
     def data(self) -> Mapping[str, str]:

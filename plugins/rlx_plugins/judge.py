@@ -1,8 +1,7 @@
 """Rewards by a language model behind OpenAI's interface: it rates an answer, or ranks a group's.
 
-What the policy wrote stands in the judge's prompt between lines that nobody can write in advance,
-because they are derived from what is between them. Replies have to be JSON of one form. Answers of
-the judge are remembered with the run (`rlx.plugin.recall`).
+What the policy wrote stands in the judge's prompt between lines that nobody can write in advance.
+Answers of the judge are remembered with the run (`rlx.plugin.recall`).
 """
 
 import asyncio
@@ -19,7 +18,7 @@ from operator import add
 from typing import Annotated, Any, ClassVar, Literal, Self
 from weakref import WeakKeyDictionary
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from rlx.plugin import Reward, Sample, Score, recall
 from rlx_plugins.templates import fill_template, list_template_fields
@@ -116,14 +115,9 @@ class JudgeReward(Reward):
     spend_at_most: float | None = Field(None, gt=0)
     """Cost of a run after which it ends, with a checkpoint; needs `price`."""
 
-    @field_validator("question")
-    @classmethod
-    def _check_question(cls, value: str) -> str:
-        list_template_fields(value)
-        return value
-
     @model_validator(mode="after")
     def _check_limit(self) -> Self:
+        list_template_fields(self.question)
         if self.spend_at_most is not None and self.price is None:
             raise ValueError("spend_at_most needs the price of the judge's tokens")
         return self
@@ -206,12 +200,15 @@ class JudgeReward(Reward):
                     said = await server.client.chat.completions.create(
                         **{**request, "seed": request["seed"] + unreadable * _MOST_VOTES}
                     )
-                tokens = _count_tokens(said)
-                server.count_tokens(sum(tokens))
+                usage = getattr(said, "usage", None)  # not every server says
+                prompt_tokens = int(getattr(usage, "prompt_tokens", 0) or 0)
+                written = int(getattr(usage, "completion_tokens", 0) or 0)
+                tokens = prompt_tokens + written
+                server.count_tokens(tokens)
                 value = read(said.choices[0].message.content or "")
                 price = self.price or Price(prompt=0.0, completion=0.0)
-                cost = (tokens[0] * price.prompt + tokens[1] * price.completion) / 1e6
-                return {"value": value, "requests": number, "tokens": sum(tokens), "cost": cost}
+                cost = (prompt_tokens * price.prompt + written * price.completion) / 1e6
+                return {"value": value, "requests": number, "tokens": tokens, "cost": cost}
             except (openai.APIConnectionError, openai.APIResponseValidationError) as error:
                 why = f"{type(error).__name__}: {error}"
             except openai.APIStatusError as error:
@@ -408,14 +405,6 @@ def _get_server(judge: JudgeReward) -> _Server:
     if options not in own:
         own[options] = _Server(judge)
     return own[options]
-
-
-def _count_tokens(reply: Any) -> tuple[int, int]:
-    """Tokens of the prompt and of the reply, 0 where the server does not say."""
-    usage = getattr(reply, "usage", None)
-    names = ("prompt_tokens", "completion_tokens")
-    prompt, completion = (getattr(usage, name, None) for name in names)
-    return int(prompt or 0), int(completion or 0)
 
 
 def _read_retry_after(headers: Mapping[str, str]) -> float | None:

@@ -99,10 +99,8 @@ class Source(BaseModel):
     def rows(self) -> Iterator[Row]:
         """Reads the records in order.
 
-        Raises:
-            OSError, ImportError: this machine lacks a file, the hub's dataset or a package.
-            ValueError: a file is not of the format that its name says; the message names file and
-                location.
+        Raises OSError or ImportError for what this machine lacks, and ValueError, with the place,
+        for what is not of the format that its name says.
         """
         return islice(self._read_all_rows(), self.limit)
 
@@ -245,10 +243,7 @@ def _load_hub_rows(
 def get_value_at_path(record: Mapping[str, Any], path: str) -> Any:
     """Returns the value at a dotted path, such as `reward_model.ground_truth` or `choices.0`.
 
-    Also finds keys that contain dots.
-
-    Raises:
-        ValueError: there is no such path; the message names the nearest one.
+    Also finds keys that contain dots. Raises ValueError with the nearest path that there is.
     """
     try:
         return _get_node_value(record, path)
@@ -287,12 +282,9 @@ def format_short_repr(value: Any) -> str:
 
 
 def convert_to_plain_json(value: Any) -> Any:
-    """Returns a value as plain JSON: dates as ISO text, decimals as numbers.
+    """Returns a value as plain JSON: dates as ISO text, decimals as numbers if a float holds them.
 
-    A decimal that no float holds exactly stays text.
-
-    Raises:
-        ValueError: JSON cannot represent the value: NaN, bytes, an image, a lone surrogate.
+    Raises ValueError for what JSON cannot represent: NaN, bytes, an image, a lone surrogate.
     """
     if value is None or isinstance(value, bool | int):
         return value

@@ -182,10 +182,9 @@ def matches_pattern(pattern: Pattern, text: str) -> bool:
     """Whether a whole response has a format of t(hink), a(nswer), b for analysis, c(onfidence).
 
     Equals a match of RLCR's regular expressions, such as
-    `.*?</think>\\s*<answer>.*?</answer>\\s*\\Z` for `ta`; `<think>` itself may be in the prompt.
-    Patterns without t allow nothing before their first tag. What the confidence says is not read,
-    see `RlcrFormat`. Those expressions take polynomial time on adversarial text; taking the first
-    match of each joint after the previous one is equivalent.
+    `.*?</think>\\s*<answer>.*?</answer>\\s*\\Z` for `ta`, which take polynomial time on adversarial
+    text: the first match of each joint after the previous one is equivalent. `<think>` itself may
+    be in the prompt; patterns without t allow nothing before their first tag.
     """
     joints, closing = _PATTERNS[pattern]
     end = len(text.rstrip()) - len(closing)

@@ -72,38 +72,6 @@ def test_every_row_of_a_mixed_batch_is_scored_by_its_own_source():
     assert table.dropped == {(2, 1), (3, 1)}
 
 
-def test_a_nested_reward_may_read_another():
-    sources = {"countdown": {"plugin": "rlcr.brier"}, "capitals": {"plugin": "rlcr.confidence"}}
-    assert by_source(sources).reads_parent
-    assert not by_source().reads_parent
-    said = "<confidence>0.9</confidence>"
-    trees = [
-        RolloutTree(
-            Problem(id=source, prompt="?", fields={**SUM, "data_source": source}),
-            (
-                Segment(parent=NO_PARENT, author="prompt", token_ids=(1,)),
-                turn(0, "<answer>3+4</answer>", answer="3+4"),
-                turn(1, said, kind="confidence", number=2),
-            ),
-        )
-        for source in sources
-    ]
-    verify = build_plugin(PluginUse(plugin="countdown.verify"), "reward")
-    accuracy = TurnReward(plugin="countdown.verify", turn="answer")
-    calibration = TurnReward(plugin="by_data_source", turn="confidence", of="accuracy")
-    with RewardPool(workers=1, memory_mb=512) as pool:
-        table = score_rollouts(
-            trees,
-            [
-                NamedReward("calibration", calibration, by_source(sources)),
-                NamedReward("accuracy", accuracy, verify),
-            ],
-            pool,
-        )
-    assert table.turns[0, 2]["calibration"].raw == pytest.approx(0.99)
-    assert table.turns[1, 2]["calibration"].raw == 0.9
-
-
 # A mixture of tasks -------------------------------------------------------------------------------
 
 

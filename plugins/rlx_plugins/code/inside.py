@@ -4,9 +4,6 @@ The answer runs in one sandbox and its tests in another. Tests call the answer t
 get plain values back, so the answer can neither see nor change what it is compared with: whatever
 it does in its own process, it has to return what the tests expect. Values of other types stay where
 they are; the other side holds a `Remote`, on which only attributes, calls and iteration work.
-
-A program that reads stdin and writes stdout needs no tests beside it: the reward itself compares
-the output.
 """
 
 import builtins
@@ -30,24 +27,14 @@ class Stopped(BaseException):
 
 
 class Channel:
-    """Sends and receives JSON messages through a socket, one a line.
-
-    Args:
-        descriptor: the socket's.
-        longest: bytes of a message.
-    """
+    """Sends and receives JSON messages of at most `longest` bytes through a socket, one a line."""
 
     def __init__(self, descriptor: int, longest: int) -> None:
         self._descriptor, self._longest = descriptor, longest
         self._lines = open(descriptor, "rb", closefd=False)  # noqa: SIM115
 
     def send(self, message: Message) -> None:
-        """Sends a message.
-
-        Raises:
-            ValueError: it is too long.
-            Stopped: the other side has ended.
-        """
+        """Sends a message; raises ValueError for one that is too long."""
         data = json.dumps(message).encode("ascii") + b"\n"
         if len(data) > self._longest:
             raise ValueError("output: too long a value")
@@ -58,11 +45,7 @@ class Channel:
             raise Stopped("ended") from None
 
     def receive(self) -> Message:
-        """Waits for a message.
-
-        Raises:
-            Stopped: there is none, or it cannot be read.
-        """
+        """Waits for a message; raises Stopped if there is none, or it cannot be read."""
         try:
             line = self._lines.readline(self._longest)
             if line.endswith(b"\n"):
@@ -112,11 +95,7 @@ def pack_value(value: Any, keep: Callable[[Any], int]) -> Message:
 
 
 def unpack_value(data: Message, peer: "Peer") -> Any:
-    """Returns the value of a message, in exactly the plain types of Python.
-
-    Raises:
-        Stopped: it is no value.
-    """
+    """Returns the value of a message, in exactly the plain types of Python, or raises Stopped."""
     try:
         return _unpack(data, peer)
     except (ValueError, TypeError, LookupError, RecursionError, AttributeError, OverflowError):
@@ -182,15 +161,9 @@ class AnswerError(Exception):
 class Peer:
     """One of the two sides: asks the other one, and answers it.
 
-    Args:
-        channel: to the other side.
-        find: finds an object by its name; None if only objects that were sent can be used, and
-            only called, as a test's callbacks.
-
-    Attributes:
-        objects: what was sent to the other side by its number.
-        stopped: why no more can be asked.
-        errors: names of the exceptions that the other side raised.
+    `find` finds an object by its name; without it, only objects that were sent can be used, and
+    only called, as a test's callbacks. `errors` has the names of exceptions that the other side
+    raised, and `stopped` why no more can be asked.
     """
 
     def __init__(self, channel: Channel, find: Callable[[str], Any] | None) -> None:
@@ -200,12 +173,7 @@ class Peer:
         self.errors: set[str] = set()
 
     def ask(self, what: str, *arguments: Any) -> Any:
-        """Has the other side do something, and returns what comes of it.
-
-        Raises:
-            Stopped: it has ended.
-            Exception: what it raised.
-        """
+        """Has the other side do something, and returns or raises what comes of it."""
         if self.stopped is not None:
             raise Stopped(self.stopped)
         packed = [pack_value(argument, self.keep) for argument in arguments]
@@ -223,11 +191,7 @@ class Peer:
         raise _build_exception(name, text)
 
     def serve(self) -> NoReturn:
-        """Answers the other side until it ends.
-
-        Raises:
-            Stopped: it has ended.
-        """
+        """Answers the other side until it ends."""
         while True:
             self._answer(self._receive())
 
@@ -376,8 +340,8 @@ OUT_OF_MEMORY = 77
 def run_tests(channel: Channel, to_answer: Channel) -> None:
     """Runs tests against an answer in another sandbox, and reports which pass.
 
-    Sends None when both sandboxes are ready, and receives `{code, tests: [{code, names,
-    modules}]}`. Reports `{passed: [bool], why: str}`, with the reason of the first failure.
+    Receives `{code, tests: [{code, names, modules}]}`, and reports `{passed: [bool], why: str}`,
+    with the reason of the first failure.
     """
     to_answer.receive()
     channel.send("ready")

@@ -31,12 +31,7 @@ _LONGEST_TESTS = 16 << 20
 
 @dataclass(frozen=True, slots=True)
 class CodeTest:
-    """A test in Python.
-
-    Attributes:
-        names: what it takes from the answer.
-        modules: modules of Python that it uses without importing them.
-    """
+    """A test in Python, with the answer's names and the modules of Python that it uses."""
 
     code: str
     names: tuple[str, ...]
@@ -208,11 +203,7 @@ def _limit_time(ours: socket.socket, seconds: float) -> Iterator[None]:
 def _await_start(
     line: inside.Channel, ours: socket.socket, started: Sequence[SandboxProcess]
 ) -> None:
-    """Waits until all sides are ready, before any of them has seen code of the model.
-
-    Raises:
-        SandboxError: one of them does not start.
-    """
+    """Waits until all sides are ready, before any of them has seen code of the model."""
     with suppress(inside.Stopped), _limit_time(ours, _START_SECONDS):
         if line.receive() == "ready":
             return
@@ -228,11 +219,7 @@ def _open_sockets(stack: ExitStack) -> tuple[socket.socket, socket.socket]:
 
 
 def _read_outcome(message: Any) -> tuple[str, int]:
-    """What a program wrote, and its exit code.
-
-    Raises:
-        Stopped: the message is of another form, as a program may have sent it.
-    """
+    """What a program wrote, and its exit code; a program may have sent another message."""
     if isinstance(message, dict):
         written, status = message.get("stdout"), message.get("status")
         if isinstance(written, str) and type(status) is int and abs(status) < 256:

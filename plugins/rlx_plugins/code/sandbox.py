@@ -61,11 +61,7 @@ class Sandbox:
     unsafe: bool = False
 
     def check(self) -> None:
-        """Runs a program that does nothing.
-
-        Raises:
-            OSError: this machine has no sandbox.
-        """
+        """Runs a program that does nothing; raises OSError if this machine has no sandbox."""
         try:
             with self.start(["true"]) as process:
                 code = process.wait(60.0)
@@ -86,14 +82,7 @@ class Sandbox:
     ) -> Iterator["SandboxProcess"]:
         """Runs a program in the block; all of its processes end with the block.
 
-        Args:
-            command: the program and its arguments.
-            descriptors: of this process, that it inherits under the same numbers.
-            stdin: read by it.
-            stdout: written by it.
-
-        Raises:
-            SandboxError: it cannot be started.
+        It inherits `descriptors` under the same numbers. Raises SandboxError if it does not start.
         """
         with ExitStack() as stack:
             stderr = stack.enter_context(tempfile.TemporaryFile())
@@ -198,13 +187,10 @@ class SandboxProcess:
         self._reported = b""
 
     def wait(self, seconds: float) -> int | None:
-        """Waits for the end of the program.
+        """Waits for the end of the program; raises SandboxError if it never began.
 
         Returns:
             Its exit code, 128 and the number of a signal that ended it, or None if it still runs.
-
-        Raises:
-            SandboxError: it never began.
         """
         try:
             code: int = self._process.wait(seconds)
@@ -217,11 +203,7 @@ class SandboxProcess:
         return code if code >= 0 else 128 - code
 
     def enter_users(self, unblock: int) -> None:
-        """Gives the sandbox a user besides root.
-
-        Raises:
-            SandboxError: it cannot be done.
-        """
+        """Gives the sandbox a user besides root; raises SandboxError if it cannot be done."""
         try:
             self._read_status(30.0, b"}")
             if (found := _child_pid.search(self._reported)) is None:
@@ -267,11 +249,7 @@ def find_python() -> str:
 
 @cache
 def _find_tool(name: str, package: str) -> str:
-    """The path of a program.
-
-    Raises:
-        SandboxError: it is not installed.
-    """
+    """The path of a program; raises SandboxError if it is not installed."""
     path = shutil.which(name)
     if path is None:
         raise SandboxError(f"{name} is not installed (of the package {package})")

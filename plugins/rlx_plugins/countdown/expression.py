@@ -70,9 +70,6 @@ def tokenize_expression(text: str, ops: Ops, allow_decimals: bool) -> list[str]:
     """Splits an expression into numbers, operators, parentheses, line ends, and an end marker.
 
     Other characters become tokens too, which `evaluate_tokens` rejects.
-
-    Raises:
-        UncomputableError: a number or operator is not allowed, or there are too many tokens.
     """
     if not allow_decimals and "." in text:
         raise UncomputableError("decimal number")
@@ -91,9 +88,6 @@ def evaluate_tokens(tokens: Sequence[str], ops: Ops, numeric: Numeric) -> tuple[
     Floats may overflow to a value that is close to no target. The shunting-yard algorithm: an
     operator waits with its left operand until its right one is complete. The last that waits is in
     `level`, `function` and `left`, the earlier ones in `pending`.
-
-    Raises:
-        ArithmeticError: as `evaluate_expression`.
     """
     prefix, infix = _PREFIX[ops], _INFIX[numeric]
     pending: list[tuple[int, Callable[..., Any], Any]] = []

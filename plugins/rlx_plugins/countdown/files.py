@@ -40,10 +40,7 @@ def is_held_out(numbers: Sequence[int], target: float, one_in: int) -> bool:
 def read_files(files: CountdownFiles, held_out: int) -> FileProblems:
     """Reads both splits, once per process and state of the files.
 
-    Raises:
-        OSError, ImportError: this machine lacks a file, a dataset or a package.
-        ValueError: a record is malformed, or a split has no problem; the message names the file and
-            the line or row.
+    Raises ValueError for a malformed record, with file and line or row, and for an empty split.
     """
     return _load_problems(files.train, held_out, files.train.stamps())
 

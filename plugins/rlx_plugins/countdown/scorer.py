@@ -2,11 +2,8 @@
 
 TinyZero lets a decimal use its digits and forgives a distance of 1e-5, so that
 `50+.0000003+.0000008+.0000009` reaches 50 with 50, 3, 8 and 9. By default a decimal is refused
-here, and the value must equal the target exactly. `allow_decimals=True` is TinyZero's own rule.
-
-If TinyZero's code would hang, crash or raise on an answer, the answer earns the format score here.
-Under its own rule one case differs on purpose: a complex value is rejected even if its distance to
-the target happens to be small.
+here, and the value must equal the target exactly. `allow_decimals=True` is TinyZero's own rule,
+except for complex values. Where its code would hang or raise, the answer earns the format score.
 """
 
 import math
@@ -44,12 +41,7 @@ _runs_of_digits = re.compile(r"[0-9]+").findall
 
 @dataclass(frozen=True, slots=True)
 class Grade:
-    """The grade of a response.
-
-    Attributes:
-        level: "none" without an answer block, "format" with a wrong answer, or "right".
-        reason: what is wrong; None if the answer is right.
-    """
+    """The grade of a response, and what is wrong with it, if anything is."""
 
     level: Literal["none", "format", "right"]
     reason: str | None = None
@@ -67,10 +59,8 @@ _RIGHT = Grade("right")
 def extract_solution(solution_str: str, extract: Extract = "last_line") -> str | None:
     """Returns the stripped text of the answer, or None if there is none.
 
-    Args:
-        solution_str: the response; with "last_line", text before the first "Assistant:" is ignored.
-        extract: "last_line" searches only the last line, as TinyZero, so it misses an answer
-            followed by a line end; "last_block" takes the last `<answer>…</answer>` anywhere.
+    "last_line" searches only the last line and after the first "Assistant:", as TinyZero, so it
+    misses an answer followed by a line end; "last_block" takes the last block anywhere.
     """
     start = 0
     if extract == "last_line":

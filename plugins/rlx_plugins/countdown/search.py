@@ -13,12 +13,7 @@ _ATOM = 3
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """The rules for a step of arithmetic.
-
-    Attributes:
-        operators: a subset of `+-*/`.
-        low, high: inclusive bounds of every intermediate result.
-    """
+    """The rules for a step: some of the operators `+-*/`, and inclusive bounds of every result."""
 
     operators: str
     low: int
@@ -41,12 +36,9 @@ class Rules:
 
 @dataclass(frozen=True, slots=True)
 class WorkedExpression:
-    """An expression with its value and the steps of its computation.
+    """An expression with its value and the steps of its computation, such as `5*3=15`.
 
-    Attributes:
-        text: the expression with no more parentheses than needed.
-        level: precedence of its last operator.
-        steps: such as `("5*3=15", "15+2=17")`, in an order of computation.
+    `text` has no more parentheses than needed; `level` is the precedence of its last operator.
     """
 
     value: int

@@ -37,7 +37,6 @@ _MAX_SOLVED = 3  # counting the solutions of more numbers takes too long
 _NUMBER = re.compile(r"[0-9]+")
 
 Range = tuple[int, int]
-_Trace = tuple[str, Sequence[str]]
 
 
 class Demonstrations(BaseModel):
@@ -170,20 +169,16 @@ class CountdownTask(Plugin):
         analysis before the confidence that compares the answer's value with the target:
         `<analysis>17=99</analysis>`, or `17!=99` with `check: judge`. If the search finds no
         solution for a problem from a file, the answer is wrong.
-
-        Raises:
-            ValueError: no expression over the numbers has intermediate results within the bounds.
         """
         rng = random.Random(f"demonstration/{seed}/{problem.prompt}")
         worked = None
         if rng.random() < self.demonstrations.correct:
             worked = self._solve(problem.fields, rng)
-        text, steps = worked or self._draw(problem, rng)
-        lines = "".join(f"{step}\n" for step in steps)
-        answer = f"<think>{lines}</think><answer>{text}</answer>"
+        worked = worked or self._draw(problem.fields["numbers"], rng)
+        lines = "".join(f"{step}\n" for step in worked.steps)
+        answer = f"<think>{lines}</think><answer>{worked.text}</answer>"
         if self.demonstrations.form == "sequence":
-            value = steps[-1].rpartition("=")[2] if steps else text
-            target = str(problem.fields["target"])
+            value, target = str(worked.value), str(problem.fields["target"])
             differs = self.demonstrations.check == "judge" and value != target
             analysis = f"<analysis>{value}{'!=' if differs else '='}{target}</analysis>"
             return Demonstration((answer + analysis + self._confidence(problem, answer, rng),))
@@ -276,19 +271,17 @@ class CountdownTask(Plugin):
             stratum=f"{len(numbers)} numbers",
         )
 
-    def _solve(self, fields: Mapping[str, Any], rng: random.Random) -> _Trace | None:
+    def _solve(self, fields: Mapping[str, Any], rng: random.Random) -> WorkedExpression | None:
         if "solution" in fields:
-            return fields["solution"], fields["steps"]
+            return WorkedExpression(fields["target"], fields["solution"], steps=fields["steps"])
         found = find_solutions(fields["numbers"], fields["target"], self._rules(), rng, _MAX_TRIES)
-        worked = next(found, None)
-        return (worked.text, worked.steps) if worked else None
+        return next(found, None)
 
-    def _draw(self, problem: Problem, rng: random.Random) -> _Trace:
-        numbers, rules = problem.fields["numbers"], self._rules()
+    def _draw(self, numbers: Sequence[int], rng: random.Random) -> WorkedExpression:
+        rules = self._rules()
         for _ in range(_MAX_TRIES):
-            worked = random_expression(numbers, rules, rng, trivial=True)
-            if worked is not None:
-                return worked.text, worked.steps
+            if worked := random_expression(numbers, rules, rng, trivial=True):
+                return worked
         raise ValueError(f"no expression over {numbers} stays between 0 and {rules.high}")
 
 

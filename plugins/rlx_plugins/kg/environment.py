@@ -49,14 +49,8 @@ _Facts = tuple[tuple[str, str, str], ...]
 class KgState:
     """The environment's state of a rollout between turns.
 
-    Attributes:
-        world: number of the world whose names are used, 0 for the real one.
-        hide: share of the facts that are hidden.
-        seed: the rollout's seed.
-        facts: the question's own graph, by names; None for the shipped one.
-        queries: number of queries, including malformed and refused ones.
-        distinct_queries: the distinct well-formed queries, in order.
-        answered: the queries of `distinct_queries` that returned results.
+    `facts` are those of a question with its own graph. `queries` counts all, malformed and refused
+    ones too; `distinct_queries` has the well-formed ones, `answered` those that returned results.
     """
 
     world: int
@@ -126,21 +120,26 @@ class KgEnvironment(Environment):
         `error`.
         """
         kind, content = read_turn(action.text)
+        observation, info = "", dict[str, Any]()
         if kind == "answer":
-            queries = state.queries
-            info = {"queries": queries, "without_query": not queries}
-            return Step(kind=kind, state=state, done=True, info=info, anchor=state.anchor)
-        if kind == "invalid":
-            return Step(
-                kind=kind,
-                state=state,
-                observation=self._refusal("INVALID_ACTION"),
-                info={"error": "INVALID_ACTION"},
-                anchor=state.anchor,
-            )
-        return self._answer_query(state, action, read_query(content))
+            info = {"queries": state.queries, "without_query": not state.queries}
+        elif kind == "invalid":
+            observation, info = self._refusal("INVALID_ACTION"), {"error": "INVALID_ACTION"}
+        else:
+            state, observation, info = self._answer_query(state, action, read_query(content))
+        return Step(
+            kind=kind,
+            state=state,
+            observation=observation,
+            done=kind == "answer",
+            info=info,
+            anchor=state.anchor,
+        )
 
-    def _answer_query(self, state: KgState, action: Action, query: KgQuery | None) -> Step:
+    def _answer_query(
+        self, state: KgState, action: Action, query: KgQuery | None
+    ) -> tuple[KgState, str, dict[str, Any]]:
+        """The new state, the observation, and the info of a query."""
         spent = self.max_queries is not None and state.queries >= self.max_queries
         found = _ResolvedQuery("FORMAT_ERROR", ())
         if action.forced or spent:
@@ -161,9 +160,7 @@ class KgEnvironment(Environment):
             "function": "unreadable" if query is None else query.function,
             "results": labels,
         }
-        return Step(
-            kind="kg_query", state=state, observation=observation, info=info, anchor=state.anchor
-        )
+        return state, observation, info
 
     def _format_results(
         self, found: _ResolvedQuery, seed: int, number: int

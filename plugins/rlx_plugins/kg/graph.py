@@ -33,10 +33,6 @@ class Graph:
         labels: labels of entities and relations; the id by default.
         aliases: other names of entities.
         kinds: kinds of entities, such as `country`; "" by default.
-
-    Attributes:
-        entities: entity numbers, in the order of labels, then ids.
-        relations: relation numbers, in the same order.
     """
 
     def __init__(
@@ -124,15 +120,11 @@ class Graph:
 
 @lru_cache(maxsize=8)
 def select_held_out_facts(graph: Graph, share: float) -> frozenset[Triple]:
-    """Returns the facts held out for testing.
+    """Returns the facts held out for testing: a share of the pairs of a subject and a relation.
 
-    All facts with the same subject and relation are held out together, selected by a hash of their
-    ids. A growing graph therefore keeps its held-out facts, and a larger share includes those of a
-    smaller one. Facts of a symmetric relation are held out in both directions together, selected by
-    a hash of the pair.
-
-    Args:
-        share: share of these groups to hold out, in [0, 1).
+    They are selected by a hash of their ids. A growing graph therefore keeps its held-out facts,
+    and a larger share includes those of a smaller one. Facts of a symmetric relation are held out
+    in both directions together.
     """
     both_ways = find_symmetric_relations(graph)
 
@@ -157,16 +149,11 @@ def find_symmetric_relations(graph: Graph) -> frozenset[int]:
 
 
 class GraphView(Graph):
-    """A graph for one episode: with permuted names, or without held-out facts.
+    """A graph for one episode: with permuted names, or without a share of the facts.
 
     World 0 has the real names. In every other world, the entities of each kind exchange their
     labels, ids and aliases by a permutation drawn from the world's number, while the facts stay the
     same. An entity's number is the same in all worlds.
-
-    Args:
-        graph: the whole graph, in world 0; nothing of it is copied.
-        world: number of the world, from 0.
-        hide: share of hidden facts, in [0, 1); see `select_held_out_facts`.
     """
 
     def __init__(self, graph: Graph, *, world: int = 0, hide: float = 0.0) -> None:

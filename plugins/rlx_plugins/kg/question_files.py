@@ -40,12 +40,7 @@ class KgQuestionFiles(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class FileProblem:
-    """A problem whose facts are compressed: CWQ has more facts than memory could hold as objects.
-
-    Attributes:
-        bare: the problem without its field `triples`.
-        packed: the triples as compressed JSON.
-    """
+    """A problem with its facts as compressed JSON: CWQ has more than memory holds as objects."""
 
     bare: Problem
     packed: bytes
@@ -62,15 +57,6 @@ def load_file_problems(
     """The problems of a split's file: those with an answer, for training not those of the test.
 
     They are read once per process and state of the files.
-
-    Args:
-        files: the question files.
-        split: which of them.
-        prompt: the template of the prompts; see `fill_prompt`.
-
-    Raises:
-        OSError: a file cannot be read.
-        ValueError: a file is malformed, or no problem is left.
     """
     return _load_split(files, split, prompt, Source(path=(files.train, files.test)).stamps())
 

@@ -12,7 +12,7 @@ from pydantic import Field, field_validator, model_validator
 from rlx.plugin import Action, Demonstration, Plugin, Problem, Split
 from rlx_plugins.kg.demonstrations import MIX, next_turn
 from rlx_plugins.kg.environment import KgEnvironment
-from rlx_plugins.kg.graph import Graph, GraphView, load_world_graph
+from rlx_plugins.kg.graph import GraphView, load_world_graph
 from rlx_plugins.kg.question_files import KgQuestionFiles, load_file_problems
 from rlx_plugins.kg.questions import (
     KgQuestion,
@@ -170,8 +170,7 @@ class KgTask(Plugin):
 
     def _get_question_wordings(self, split: Split) -> Mapping[Type, tuple[_Asked, ...]]:
         every = self.answers == "every"
-        graph = load_world_graph()
-        return _build_question_wordings(graph, self.held_out, every, split, tuple(self.types))
+        return _build_question_wordings(self.held_out, every, split, tuple(self.types))
 
     def _problem(
         self,
@@ -218,19 +217,11 @@ def _sample_unseen_answer(view: GraphView, fields: Mapping[str, Any], rng: rando
 
 @lru_cache(maxsize=8)
 def _build_question_wordings(
-    graph: Graph,
-    share: float,
-    every: bool,
-    split: Split,
-    types: tuple[Type, ...],
+    share: float, every: bool, split: Split, types: tuple[Type, ...]
 ) -> Mapping[Type, tuple[_Asked, ...]]:
-    """All wordings of the questions of a split.
-
-    Raises:
-        ValueError: a type of `types` has none.
-    """
+    """All wordings of the questions of a split; raises ValueError if a type of `types` has none."""
     wordings = {}
-    for type_, questions in build_question_population(graph, share)[split].items():
+    for type_, questions in build_question_population(load_world_graph(), share)[split].items():
         wordings[type_] = tuple(
             (q, t) for q in questions for t in list_question_templates(q, every)
         )

@@ -37,12 +37,8 @@ def escape_text(text: str, limit: int | None = _NAME) -> str:
     """Returns `text` as one line without tags.
 
     `<`, `>` and their Unicode variants become `‹` and `›`; control characters, line breaks and
-    bidirectional marks become spaces; runs of spaces are collapsed, and the ends stripped.
-
-    Args:
-        text: untrusted text.
-        limit: maximum length of the result in characters, at least 1; longer text is truncated and
-            ends in `…`. None for no limit.
+    bidirectional marks become spaces; runs of spaces are collapsed, and the ends stripped. Text of
+    more than `limit` characters is truncated and ends in `…`.
     """
     clean = " ".join(text.translate(_ESCAPES).split())
     return clean if limit is None else _truncate_text(clean, limit)
@@ -56,14 +52,7 @@ def has_visible_text(text: str) -> bool:
 def format_label_list(
     labels: Sequence[str], *, prefix: str, limit: int, max_chars: int
 ) -> tuple[int, str]:
-    """Returns how many labels are shown, and the text: `prefix A, B` or `prefix A, B, +1 more`.
-
-    Args:
-        labels: untrusted texts; each is escaped.
-        prefix: a heading such as `borders of France:`; untrusted as well.
-        limit: maximum number of labels shown.
-        max_chars: maximum length of the text in characters.
-    """
+    """Returns how many labels are shown, and the text: `prefix A, B` or `prefix A, B, +1 more`."""
     most = min(limit, len(labels), max_chars)  # each takes more than a character
     escaped = [escape_text(label) for label in labels[:most]]
     heading = escape_text(prefix, None)
@@ -79,12 +68,7 @@ def format_label_list(
 
 
 def format_information(body: str, max_chars: int) -> str:
-    """Returns `<information> body </information>`; truncation never removes the closing tag.
-
-    Args:
-        body: untrusted text; it is escaped as a whole.
-        max_chars: maximum length of the result in characters, above `OVERHEAD`.
-    """
+    """Returns `<information> body </information>`; truncation never removes the closing tag."""
     return f"{_OPEN}{escape_text(body, max_chars - OVERHEAD)}{_CLOSE}"
 
 
