@@ -3,14 +3,12 @@
 import json
 from math import isnan
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
 import rlx
 from rlx.cli import main
 from rlx.plan import read_spec
-from rlx.results import select_newest_runs
 from rlx_registry import Registry
 
 RLCR = Path(__file__).parents[2] / "experiments" / "rlcr.yaml"
@@ -104,13 +102,6 @@ def test_recipes_are_told_apart_by_their_digests(runs, capsys):
     assert figures["accuracy"]["differences"][1]["p"] == 1
 
 
-def test_a_name_is_all_of_its_runs(runs, capsys):
-    stale, first, second, _ = runs
-    by_name = json.loads(told(capsys, "rlcr", "sigma", "--json"))
-    one_by_one = json.loads(told(capsys, stale, *first, *second, "--json"))
-    assert by_name["figures"] == one_by_one["figures"]
-
-
 @pytest.fixture
 def asked(runs):
     """Three recipes over three seeds: two with the same problems, one with others."""
@@ -175,11 +166,6 @@ def test_every_form_says_which_test_it_is(asked, capsys, tmp_path):
     assert other["p"] == 1.0
 
 
-def test_answers_that_were_not_kept_are_missed(runs, capsys):
-    _, first, second, _ = runs
-    assert "single answers are not recorded" in told(capsys, *first, *second, "--md")
-
-
 def test_a_group_is_compared_as_its_runs_joined_it(runs, capsys):
     _, first, second, stopped = runs
     with Registry.open(f"sqlite:///{Path.cwd()}/home/registry.db") as registry:
@@ -190,11 +176,6 @@ def test_a_group_is_compared_as_its_runs_joined_it(runs, capsys):
     assert found["left_out"] == [stopped]
     assert main(["compare", "botj"]) == 2
     assert "no run, group or experiment 'botj'; did you mean 'both'?" in capsys.readouterr().err
-
-
-def test_the_newest_of_a_seed_is_that_with_the_largest_number():
-    runs = [SimpleNamespace(id=f"r-{n}", seed=0) for n in ("9999", "10000", "0007")]
-    assert select_newest_runs(runs)[0].id == "r-10000"
 
 
 def test_a_failed_run_is_left_out_beside_its_twin(runs, capsys):
@@ -267,13 +248,6 @@ def test_values_of_templates_are_text(runs, capsys, tmp_path, form):
     shown = told(capsys, runs[1][0], run, *form)
     assert "[/INST][bold]\\x1b[31m\\u202e" in shown.replace("\n", "")
     assert not set(shown) & set("\x1b\u202e\0")
-
-
-def test_one_run_alone(runs, capsys):
-    _, first, _, _ = runs
-    text = told(capsys, first[1])
-    assert "0.180" in text
-    assert "differ" not in text
 
 
 def suite_record(registry, run, brier, name="shifted", **asked):

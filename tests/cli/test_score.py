@@ -1,6 +1,5 @@
 """`rlx score` as it is called: any reward on a file, each line with a verdict or a reason."""
 
-import gzip
 import json
 import os
 import pty
@@ -144,14 +143,6 @@ def test_what_cannot_be_scored_stops_nothing(folder, rlx):
     assert f"{len(broken)} scored, {len(broken)} absent".encode() in done.stderr
 
 
-def test_a_bad_ground_truth_is_no_score(folder, rlx):
-    path = written(folder, RIGHT, RIGHT | {"numbers": ["3", "4"]}, RIGHT | {"target": None}, RIGHT)
-    done = rlx("--reward", "countdown", path, "--json")
-    assert done.returncode == 1
-    assert [g["score"] for g in scored(done)] == [1.0, None, None, 1.0]
-    assert "must be a finite number" in scored(done)[2]["reason"]
-
-
 def test_fields_flat_or_nested_and_empty_lines(folder, rlx):
     fields = {"numbers": [3, 4], "target": 7}
     path = written(
@@ -189,12 +180,6 @@ def test_samples_are_what_the_line_says(folder, rlx):
     assert second["reason"].startswith("confidence")
     assert third["parts"] == base | {"answer": 5.0, "tokens": 7.0, "info": 1.0}
     assert third["reason"] == "answer ['b']"
-
-
-def test_a_hundred_thousand_tags_cost_little(folder, rlx):
-    tags = "".join(f"<t{i}></t{i}>" for i in range(12_000))
-    got = scored(rlx("--reward", "seen", written(folder, {"response": tags}), "--json"))
-    assert len(got[0]["parts"]) < 100
 
 
 def test_rewards_that_read_others(folder, rlx):
@@ -254,23 +239,17 @@ def test_what_is_refused(folder, rlx, subtests):
             assert said in done.stderr.decode() and "Traceback" not in done.stderr.decode()
 
 
-def test_stdin_and_packed_files(folder, rlx):
-    data = written(folder, *[RIGHT] * 3000).read_bytes()
-    packed = folder / "packed.gz"
-    packed.write_bytes(gzip.compress(data))
+def test_stdin_and_several_workers(folder, rlx):
+    path = written(folder, *[RIGHT] * 3000)
     command = [sys.executable, "-c", MAIN, "score", "--reward=countdown", "--json", "-"]
     for done in (
-        subprocess.run(command, input=data, capture_output=True, check=False),
-        rlx("--reward=countdown", "--json", packed, "--workers=2"),
+        subprocess.run(command, input=path.read_bytes(), capture_output=True, check=False),
+        rlx("--reward=countdown", "--json", path, "--workers=2"),
     ):
         assert done.returncode == 0
         assert [(g["line"], g["score"]) for g in scored(done)] == [
             (i + 1, 1.0) for i in range(3000)
         ]
-    packed.write_bytes(gzip.compress(data)[:-100])
-    done = rlx("--reward=countdown", packed)
-    assert done.returncode == 4 and b"cannot read" in done.stderr
-    assert done.stdout.count(b"\n") > 1000  # what could be read is scored
 
 
 def test_a_table_for_people(folder, rlx, monkeypatch):
