@@ -93,7 +93,7 @@ def test_a_package_out_of_range_or_missing_is_a_fault(tmp_path):
         lines = ["Metadata-Version: 2.1", f"Name: {name}", "Version: 1.0"]
         (info / "METADATA").write_text("\n".join(lines + [f"Requires-Dist: {n}" for n in needs]))
     probe = (
-        "from rlx.launch.submission import list_packages;"
+        "from rlx.launch.machine import list_packages;"
         "print(*((p.name, p.installed, p.fits, p.command) for p in "
         "list_packages().values()), sep='\\n')"
     )

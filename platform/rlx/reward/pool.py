@@ -8,7 +8,6 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Literal, Protocol, Self, TypeVar
 
 from rlx.errors import EnvironmentFault
@@ -63,8 +62,6 @@ class RewardPool:
 
     def __init__(self, workers: int, memory_mb: int, answers: Path | None = None) -> None:
         self.cpu_seconds = 0.0
-        if workers < 1 or memory_mb < 1:
-            raise ValueError(f"needs at least 1 worker and 1 MiB, got {workers} and {memory_mb}")
         self.count, self.memory_mb, self._answers = workers, memory_mb, answers
         self.keeper = WorkerKeeper(_CLOSING)
         self._kept: dict[type[Closable], Any] = {}
@@ -83,12 +80,7 @@ class RewardPool:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def keep(self, kind: type[Kept]) -> Kept:

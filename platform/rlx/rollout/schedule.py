@@ -191,13 +191,10 @@ def sample_rollout_trees(
     """
     if plan.own is not None:
         return sample_own_trees(plan.own, problems, seeds, session, dialogue)
-    if plan.talk is not None and plan.agent is not None:
-        if not isinstance(host, AgentHost):
-            raise ValueError("a plan with an agent needs a host for its programs")
-        return host.sample_trees(plan.talk, problems, seeds, session, dialogue)
     if plan.talk is not None:
-        if not isinstance(host, EnvironmentHost):
-            raise ValueError("a plan with an environment needs a host for it")
+        if isinstance(host, AgentHost):
+            return host.sample_trees(plan.talk, problems, seeds, session, dialogue)
+        assert host is not None
         return sample_conversations(plan.talk, problems, seeds, session, dialogue, host)
     return _sample_levels(plan, problems, seeds, session, dialogue)
 
