@@ -21,7 +21,7 @@ from rlx.rollout.dialogue import (
     encode_opening,
     list_example_messages,
 )
-from rlx.rollout.hosts import BlockingCalls, EnvironmentHost, HostFault, QueueingHost
+from rlx.rollout.hosts import EnvironmentHost, HostFault
 from rlx.rollout.tools import Schema, limit_calls, list_schemas
 from rlx.rollout.tree import NO_PARENT, RolloutTree, Segment
 from rlx.seeding import derive_seed
@@ -371,7 +371,7 @@ class _SamplingLoop:
     ready: list[int] = field(default_factory=list)
 
     def run(self, games: Sequence[OngoingGame]) -> None:
-        queue = self.host if isinstance(self.host, QueueingHost) else BlockingCalls(self.host)
+        queue = self.host
         try:
             for number, game in enumerate(games):
                 seed = derive_seed(self.seeds[game.tree], "environment", game.place)
