@@ -1,6 +1,5 @@
 """Rewards that wait: many calls at a time in one worker, and answers that a run remembers."""
 
-
 import pytest
 from waiting_rewards import Asks, Meets, MeetsOnThreads, Waits, list_tables
 

@@ -186,7 +186,6 @@ class EnvironmentPlan:
         system: system message for problems without their own.
         examples: messages before those of every problem.
         players: how many players the policy is: 2 in self-play.
-        learn: in self-play, whose turns learn.
     """
 
     count: int
@@ -198,7 +197,6 @@ class EnvironmentPlan:
     system: str = ""
     examples: tuple[Message, ...] = ()
     players: int = 1
-    learn: Literal["both", "first"] = "both"
     by: Literal["environment", "agent"] = "environment"
     tools: tuple[Schema, ...] = ()
 
@@ -308,7 +306,6 @@ def build_talk(
         system=spec.system,
         examples=list_example_messages(spec),
         players=spec.players,
-        learn="both" if spec.self_play is None else spec.self_play.learn,
         tools=list_schemas(spec.tools),
     )
 
