@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from copy import deepcopy
 from dataclasses import asdict, dataclass, replace
-from types import MappingProxyType
 from typing import Any, cast
 
 from pydantic import BaseModel, ValidationError
@@ -59,13 +58,9 @@ class Provenance(InstalledPlugin):
 
 @dataclass(frozen=True, slots=True)
 class PluginReference:
-    """One place in a spec that names a plugin.
-
-    Attributes:
-        keys: YAML keys that rlx reads itself, not options of the plugin.
-        key: the key that holds the plugin's name; "" if the name stands there alone.
-        profile: credit profile that fills in omitted options of an estimator or a mask.
-    """
+    """One place in a spec that names a plugin: the keys that rlx reads itself, the one that holds
+    the plugin's name ("" if the name stands there alone), the plugin's options, and the credit
+    profile that fills in those that an estimator or a mask lacks."""
 
     path: KeyPath
     kind: Kind
@@ -309,10 +304,7 @@ class ExperimentPlugins:
     warnings: tuple[Diagnostic, ...] = ()
 
     def compute_digest(self, spec: ExperimentSpec) -> str:
-        """Returns the digest that identifies an experiment with these plugins, except the seed.
-
-        An option that is written with its default value counts as omitted.
-        """
+        """Returns the experiment's digest, with options that have their defaults left out."""
         return spec.compute_digest(self.default_options)
 
     def list_records(self) -> list[dict[str, Any]]:
@@ -422,75 +414,70 @@ def _demonstrates(task: Plugin) -> bool:
     return bool(getattr(task, "demonstrates", True))
 
 
-PROVIDERS: Mapping[str, Provider] = MappingProxyType(
-    {
-        "reference": Provider(
-            "a reference model",
-            lambda spec, task: True,
-            implementation="rlx.run.streams:compute_reference_logprobs",
+PROVIDERS: Mapping[str, Provider] = {
+    "reference": Provider(
+        "a reference model",
+        lambda spec, task: True,
+        implementation="rlx.run.streams:compute_reference_logprobs",
+    ),
+    "distributions": Provider(
+        "the learner's distributions",
+        lambda spec, task: True,
+        implementation="rlx.run.streams:compute_collision_probs",
+    ),
+    "critic": Provider(
+        "a critic",
+        lambda spec, task: spec.critic is not None,
+        "add one: `critic: {}`, or `critic: {learning_rate: 1e-5}`",
+        implementation="rlx.run.streams:compute_critic_values",
+        section="critic",
+        user="gae",
+    ),
+    "monte_carlo": Provider(
+        "a Monte-Carlo continuation of responses",
+        lambda spec, task: (
+            spec.monte_carlo is not None and isinstance(spec.rollout, SingleRolloutSpec)
         ),
-        "distributions": Provider(
-            "the learner's distributions",
-            lambda spec, task: True,
-            implementation="rlx.run.streams:compute_collision_probs",
-        ),
-        "critic": Provider(
-            "a critic",
-            lambda spec, task: spec.critic is not None,
-            "add one: `critic: {}`, or `critic: {learning_rate: 1e-5}`",
-            implementation="rlx.run.streams:compute_critic_values",
-            section="critic",
-            user="gae",
-        ),
-        "monte_carlo": Provider(
-            "a Monte-Carlo continuation of responses",
-            lambda spec, task: (
-                spec.monte_carlo is not None and isinstance(spec.rollout, SingleRolloutSpec)
-            ),
-            "add one: `monte_carlo: {samples: 4}`, with `rollout.schedule: single`",
-            implementation="rlx.run.streams:estimate_state_values",
-            uses_sampler=True,
-            section="monte_carlo",
-            user="vineppo",
-        ),
-        "greedy_answer": Provider(
-            "a greedy answer next to the sampled ones",
-            lambda spec, task: isinstance(spec.rollout, SingleRolloutSpec),
-            "use `rollout.schedule: single`",
-            implementation="rlx.run.streams:compute_greedy_scores",
-        ),
-        "environment": Provider(
-            "a schedule with an environment or an agent",
-            lambda spec, task: isinstance(spec.rollout, MultiTurnRolloutSpec),
-            "use `rollout.schedule: environment` or `agent`",
-        ),
-        "demonstrations": Provider(
-            "the task",
-            lambda spec, task: _demonstrates(task),
-            "choose a task that has demonstrations, name one in model.warm_start.demonstrations, "
-            "or set model.warm_start: null",
-        ),
-        "lessons": Provider(
-            "the task",
-            lambda spec, task: isinstance(task, Rehearsed) and _demonstrates(task),
-            "choose a task that can be rehearsed in the environment (your own task can implement "
-            "rlx.plugin.Rehearsed), or set model.warm_start: null",
-        ),
-    }
-)
+        "add one: `monte_carlo: {samples: 4}`, with `rollout.schedule: single`",
+        implementation="rlx.run.streams:estimate_state_values",
+        uses_sampler=True,
+        section="monte_carlo",
+        user="vineppo",
+    ),
+    "greedy_answer": Provider(
+        "a greedy answer next to the sampled ones",
+        lambda spec, task: isinstance(spec.rollout, SingleRolloutSpec),
+        "use `rollout.schedule: single`",
+        implementation="rlx.run.streams:compute_greedy_scores",
+    ),
+    "environment": Provider(
+        "a schedule with an environment or an agent",
+        lambda spec, task: isinstance(spec.rollout, MultiTurnRolloutSpec),
+        "use `rollout.schedule: environment` or `agent`",
+    ),
+    "demonstrations": Provider(
+        "the task",
+        lambda spec, task: _demonstrates(task),
+        "choose a task that has demonstrations, name one in model.warm_start.demonstrations, "
+        "or set model.warm_start: null",
+    ),
+    "lessons": Provider(
+        "the task",
+        lambda spec, task: isinstance(task, Rehearsed) and _demonstrates(task),
+        "choose a task that can be rehearsed in the environment (your own task can implement "
+        "rlx.plugin.Rehearsed), or set model.warm_start: null",
+    ),
+}
 """Every provider: of streams, by its name in their table (`rlx_registry.STREAMS`), and of other
 things that a plugin may need."""
 
 
 _EVERY_STEP = Provider("every step", lambda spec, task: True)
-NEEDS: Mapping[str, Provider] = MappingProxyType(
-    {
-        stream.name: PROVIDERS.get(stream.provider, _EVERY_STEP)
-        for stream in STREAMS.values()
-        if stream.provider != "credit"
-    }
-    | {name: one for name, one in PROVIDERS.items() if not one.implementation}
-)
+NEEDS: Mapping[str, Provider] = {
+    stream.name: PROVIDERS.get(stream.provider, _EVERY_STEP)
+    for stream in STREAMS.values()
+    if stream.provider != "credit"
+} | {name: one for name, one in PROVIDERS.items() if not one.implementation}
 """The provider of everything that `needs` may name."""
 
 

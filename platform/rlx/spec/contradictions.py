@@ -1,7 +1,6 @@
 """What values of an experiment contradict each other, and which are probably unintended.
 
-Every value has been validated by its own model. What is found here is reported all at once, at the
-key that causes it and, where the file lacks that key, at the one that it contradicts.
+Each is reported at the key that causes it, or at the one that it contradicts.
 """
 
 import re
