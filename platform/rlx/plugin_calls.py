@@ -34,12 +34,8 @@ def show_plugin_output(name: str) -> Iterator[None]:
 def blame_plugin(
     kind: str, name: str, what: str, lets_pass: tuple[type[Exception], ...] = ()
 ) -> Iterator[None]:
-    """Runs a plugin's code: shows its output, and raises a `PluginError` where it fails, which
-    names the plugin and says `what` it was given.
-
-    Args:
-        lets_pass: exceptions that are the plugin's answer, not its failure.
-    """
+    """Runs a plugin's code: shows its output, and raises a `PluginError` with its name where it
+    fails. Exceptions that `lets_pass` names are its answer."""
     try:
         with show_plugin_output(name):
             yield
@@ -87,7 +83,6 @@ class _PluginStream(io.TextIOBase):
         return len(text)
 
     def end_line(self) -> None:
-        """Writes the line that has begun."""
         line, self._line = self._line.rstrip("\r\n"), ""
         if line:
             with suppress(OSError):  # the log's disk may be full

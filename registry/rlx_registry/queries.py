@@ -52,15 +52,13 @@ class RunFilter(TypedDict, total=False):
 
     Attributes:
         statuses: effective ones.
-        created_from: earliest time of its submission, inclusive.
-        created_before: latest, exclusive.
+        created_before: latest time of its submission, exclusive.
     """
 
     name: str | None
     group: str | None
     digest: str | None
     statuses: Collection[str]
-    created_from: float | None
     created_before: float | None
 
 
@@ -367,8 +365,6 @@ def build_run_conditions(
     if statuses := wanted.get("statuses"):
         require_statuses(statuses)
         yield has_status(connection, statuses)
-    if (earliest := wanted.get("created_from")) is not None:
-        yield c.created >= earliest
     if (latest := wanted.get("created_before")) is not None:
         yield c.created < latest
 

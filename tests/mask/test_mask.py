@@ -1,25 +1,21 @@
 """Which tokens learn."""
 
 import bound
+import token_trees
 from rows import each_row
 
 from rlx.batch import build_token_batch
 from rlx.plugin import Problem
-from rlx.rollout import NO_PARENT, RolloutTree, Segment, Span
+from rlx.rollout import NO_PARENT, RolloutTree, Segment
 
 
-def turn(parent, length, *, kind="answer", number=1, reason="stop", hull=None, **spans):
-    return Segment(
-        parent=parent,
-        author="policy",
-        token_ids=tuple(range(1, length + 1)),
-        logprobs=(-1.0,) * length,
-        turn=number,
-        kind=kind,
-        finish_reason=reason,
-        spans={name: Span(outer, outer, "") for name, outer in spans.items()},
-        hull=hull,
-    )
+def turn(parent, length, **more):
+    """A turn of so many tokens, whose spans are tuples of two numbers."""
+    spans = {name: (own, own) for name, own in more.items() if name not in NAMED}
+    return token_trees.turn(parent, *range(1, length + 1), **more | spans)
+
+
+NAMED = ("kind", "number", "reason", "hull")
 
 
 def masks(*turns, parents=None, **options):
@@ -60,10 +56,6 @@ def test_without_a_fallback_a_row_without_spans_does_not_learn_at_all():
     found, lost = turn(0, 3, answer=(0, 1)), turn(0, 4)
     assert masks(found, lost, fallback="none") == ["x.x", "...."]
     assert masks(found, lost, fallback="none", include_eos=False) == ["x..", "...."]
-
-
-def test_the_fallback_is_for_each_row_and_not_for_the_batch():
-    assert masks(turn(0, 3, answer=(0, 1)), turn(0, 4)) == ["x.x", "xxxx"]
 
 
 def test_a_batch_in_which_no_span_was_found():

@@ -1,22 +1,11 @@
 """Rewards that wait: many calls at a time in one worker, and answers that a run remembers."""
 
-import sys
-from pathlib import Path
-from types import SimpleNamespace
-
 import pytest
-from rows import each_row
-
-sys.path.insert(0, str(Path(__file__).parent))  # spawned workers inherit it
-
 from waiting_rewards import Asks, Meets, MeetsOnThreads, Waits, list_tables
 
-from rlx.home import RunFolder
 from rlx.plugin import Sample, Score, sum_costs
 from rlx.plugin.answer_cache import AnswerFile
 from rlx.reward import RewardJob, RewardPool
-from rlx.run.loop import _describe_spent_budget
-from rlx_plugins.composed import ByDataSource
 
 
 @pytest.fixture(scope="module")
@@ -84,12 +73,6 @@ def test_an_async_reward_needs_no_concurrency(pool):
     assert outcome.verdicts == (Score(0.5, "waited"),)
 
 
-def test_a_reward_per_source_has_the_concurrency_of_its_rewards():
-    inner = {"a": Waits(), "b": Meets()}
-    reward = ByDataSource(sources={"a": {"plugin": "x"}, "b": {"plugin": "y"}})
-    assert reward.with_inner({"sources": inner}).concurrency == 4
-
-
 def test_nobody_is_asked_the_same_twice_in_a_run(tmp_path):
     reward, answers = Asks(server=tmp_path / "server"), tmp_path / "answers" / "0.db"
     with RewardPool(1, 256, answers) as pool:
@@ -112,23 +95,6 @@ def test_costs_of_answers_are_added_up(tmp_path):
             file.keep(str(number), {"value": 1} if cost is None else {"value": 1, "cost": cost})
         file.close()
     assert sum_costs(tmp_path) == 2.0
-
-
-@each_row(
-    ("limits", "spent"),
-    [
-        ([None, None], None),
-        ([None, 2.5], None),
-        ([3.0, 2.0], "the answers to rewards have cost 2, and 2 is their limit"),
-    ],
-)
-def test_a_run_knows_when_its_answers_have_cost_enough(tmp_path, limits, spent):
-    file = AnswerFile(RunFolder(tmp_path).answers())
-    file.keep("a", {"cost": 2.0})
-    file.close()
-    rewards = [SimpleNamespace(plugin=SimpleNamespace(max_cost=limit)) for limit in limits]
-    context = SimpleNamespace(folder=RunFolder(tmp_path))
-    assert _describe_spent_budget(context, SimpleNamespace(rewards=rewards)) == spent
 
 
 def test_without_a_run_nothing_is_kept(tmp_path):

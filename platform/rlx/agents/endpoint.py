@@ -7,7 +7,6 @@ import sys
 from collections.abc import Callable, Sequence
 from functools import cache
 from threading import Condition, Thread
-from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from fastapi import FastAPI, Request, Response
@@ -26,7 +25,7 @@ from rlx.serving import (
     RefusalError,
     TextAnswer,
     TextRequest,
-    answer_errors,
+    build_app,
     build_fault,
     list_models,
     send_answer,
@@ -121,7 +120,7 @@ def _say_once(text: str) -> None:
 
 def create_agent_app(queue: TurnQueue) -> FastAPI:
     """Returns the application that answers agents, each below `/r/KEY`."""
-    app = FastAPI(title="rlx", docs_url=None, redoc_url=None, openapi_url=None)
+    app = build_app()
     app.add_middleware(_AgentGuard, queue=queue)
 
     @app.get("/r/{key}/v1/models")
@@ -149,7 +148,6 @@ def create_agent_app(queue: TurnQueue) -> FastAPI:
             _refuse(agent, lambda: agent.report(body))
         return Response(status_code=204)
 
-    answer_errors(app)
     return app
 
 
@@ -249,12 +247,7 @@ class AgentEndpoint:
         self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._server.should_exit = True
         self._thread.join()
         self._socket.close()

@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from threading import Thread
-from types import TracebackType
 from typing import Any, Self
 
 from rlx.agents.starter import FOLDER, OUTPUT, PROBLEM
@@ -94,12 +93,7 @@ class ProgramRunner:
         self._reader.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._starter.order(end=True)
         self._reader.join()
         if self._is_lost:

@@ -383,7 +383,7 @@ def find_script(spec: ExperimentSpec, task: Task) -> Rehearsed | None:
     return task
 
 
-class DialogueSession:
+class DialogueSession(EnvironmentHost):
     """A `rlx.rollout.SamplingSession` without a model, for the programs of agents, and for an
     environment, whose host it wraps: a task's script hears what it answers. Create one object per
     call of `rlx.rollout.sample_rollout_trees`.

@@ -7,7 +7,6 @@ plugin, so it survives to end the child with everything below it.
 import asyncio
 import builtins
 import inspect
-import math
 import mmap
 import multiprocessing
 import numbers
@@ -70,12 +69,6 @@ class RewardJob:
     samples: tuple[Sample, ...]
     deadline: float
     name: str = ""
-
-    def __post_init__(self) -> None:
-        if not self.samples or (self.reward.scope == "sample" and len(self.samples) > 1):
-            raise ValueError(f"{len(self.samples)} samples for scope {self.reward.scope!r}")
-        if not 0 < self.deadline < math.inf:
-            raise ValueError(f"a deadline must be finite and above 0, got {self.deadline}")
 
     @property
     def concurrency(self) -> int:

@@ -90,11 +90,6 @@ class RolloutPlan:
     def trees_per_prompt(self) -> int:
         return 1 if self.talk is None else self.talk.players
 
-    def list_learning_trees(self, problems: int) -> range:
-        """Numbers of the trees of so many problems that learn: all, or the first players'."""
-        both = self.talk is None or self.talk.learn == "both"
-        return range(0, problems * self.trees_per_prompt, 1 if both else self.trees_per_prompt)
-
     @property
     def rows_per_prompt(self) -> int:
         """Maximum number of turns, or rollouts with an environment, of one problem."""
@@ -191,13 +186,10 @@ def sample_rollout_trees(
     """
     if plan.own is not None:
         return sample_own_trees(plan.own, problems, seeds, session, dialogue)
-    if plan.talk is not None and plan.agent is not None:
-        if not isinstance(host, AgentHost):
-            raise ValueError("a plan with an agent needs a host for its programs")
-        return host.sample_trees(plan.talk, problems, seeds, session, dialogue)
     if plan.talk is not None:
-        if not isinstance(host, EnvironmentHost):
-            raise ValueError("a plan with an environment needs a host for it")
+        if isinstance(host, AgentHost):
+            return host.sample_trees(plan.talk, problems, seeds, session, dialogue)
+        assert host is not None
         return sample_conversations(plan.talk, problems, seeds, session, dialogue, host)
     return _sample_levels(plan, problems, seeds, session, dialogue)
 

@@ -52,7 +52,7 @@ def create_app(model: ServedModel, submit: Submit, token: str | None) -> FastAPI
         token: that every request needs; None lets everyone in who can connect to this machine's
             loopback address, but no web page.
     """
-    app = FastAPI(title="rlx", docs_url=None, redoc_url=None, openapi_url=None)
+    app = build_app()
     app.add_middleware(_AccessGuard, token=token)
     models = list_models(model, int(time.time()))
 
@@ -80,12 +80,12 @@ def create_app(model: ServedModel, submit: Submit, token: str | None) -> FastAPI
         (group,) = await wait_for_outcome(submit(job), request)
         return send_answer(body, ChatAnswer(model, body, group))
 
-    answer_errors(app)
     return app
 
 
-def answer_errors(app: FastAPI) -> None:
-    """Has an application answer errors in OpenAI's form."""
+def build_app() -> FastAPI:
+    """An application without routes that answers errors in OpenAI's form."""
+    app = FastAPI(title="rlx", docs_url=None, redoc_url=None, openapi_url=None)
     for error in (
         RefusalError,
         InvalidRequestError,
@@ -96,6 +96,7 @@ def answer_errors(app: FastAPI) -> None:
         Exception,
     ):
         app.add_exception_handler(error, _answer_error)
+    return app
 
 
 def _require_model(model: ServedModel, name: str) -> None:

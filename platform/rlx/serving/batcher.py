@@ -5,7 +5,6 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from threading import Condition, Thread
-from types import TracebackType
 from typing import Generic, Self, TypeVar
 
 from rlx.rollout import Completion, CompletionRequest
@@ -98,12 +97,7 @@ class Batcher:
         self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         with self._changed:
             self._is_closed = True
             left = [outcome for _, outcome in (*self._waiting, *self._sampled)]

@@ -202,6 +202,15 @@ def _check_shape(function: Function, inputs: CreditInputs) -> None:
     assert values.dtype == inputs.turn_rewards.dtype, "changed the dtype of the rewards"
 
 
+@_of_both("does not modify its inputs", "change no tensor in place")
+def _check_inputs_unchanged(function: Function, inputs: CreditInputs) -> None:
+    before = {name: tensor.clone() for name, tensor in _get_input_tensors(inputs).items()}
+    function(inputs)
+    for name, tensor in _get_input_tensors(inputs).items():
+        same = tensor.isclose(before[name], rtol=0, atol=0, equal_nan=True)
+        assert same.all(), f"wrote into its input {name}"
+
+
 @_of_both(
     "is finite, and zero outside the mask",
     "select by `torch.where(mask, ..., 0)`; add an epsilon before dividing",
@@ -244,15 +253,6 @@ def _check_absent_rewards(function: Function, inputs: CreditInputs) -> None:
     actual = _compute_tokens(function, replace(inputs, turn_rewards=rewards))
     expected = _compute_tokens(function, inputs)
     _assert_same_values(actual, expected, "depends on the reward of an absent turn")
-
-
-@_of_estimators("does not modify its inputs", "change no tensor in place")
-def _check_inputs_unchanged(estimator: Function, inputs: CreditInputs) -> None:
-    before = {name: tensor.clone() for name, tensor in _get_input_tensors(inputs).items()}
-    estimator(inputs)
-    for name, tensor in _get_input_tensors(inputs).items():
-        same = tensor.isclose(before[name], rtol=0, atol=0, equal_nan=True)
-        assert same.all(), f"wrote into its input {name}"
 
 
 @_of_estimators(

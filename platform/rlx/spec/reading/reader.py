@@ -101,13 +101,10 @@ def _list_leaf_paths(value: Any, path: KeyPath) -> Iterator[KeyPath]:
 def read_document(source: Path | Mapping[str, Any], overrides: Sequence[str] = ()) -> YamlDocument:
     """Reads an experiment and those that it extends, and applies the overrides, without validation.
 
-    Args:
-        source: a file, or its content; paths in the latter are relative to the current folder.
-        overrides: `path.to.key=value`.
+    Paths in content that is given in Python are relative to the current folder.
 
     Raises:
-        InvalidSpec: a file is not YAML that rlx accepts, or is a suite, a value cannot be written
-            as YAML, or an override cannot be applied.
+        InvalidSpec: a file is not YAML that rlx accepts, or an override cannot be applied.
         SpecError: the file cannot be opened.
     """
     if not isinstance(source, Path):
@@ -128,22 +125,13 @@ def read_document(source: Path | Mapping[str, Any], overrides: Sequence[str] = (
 
 
 def read_own_values(path: Path) -> YamlDocument | None:
-    """Parses what a file changes of the file that it extends; None if it extends none.
-
-    Raises:
-        InvalidSpec, SpecError: as `read_document`.
-    """
+    """Parses what a file changes of the file that it extends; None if it extends none."""
     document = _read_mapping(path)
     return document if document.tree.pop(_EXTENDS, None) else None
 
 
 def read_suite(path: Path) -> SuiteSpec:
-    """Reads and validates one suite, without the values that its sets change.
-
-    Raises:
-        InvalidSpec: lists every error in the file.
-        SpecError: the file cannot be opened.
-    """
+    """Reads and validates one suite, without the values that its sets change."""
     document = _read_mapping(path)
     return validate_document_values(SuiteSpec, document.tree, document)
 
