@@ -1,8 +1,8 @@
 """Whether the supervisor of a run is alive, as its own machine can tell.
 
-A file in the run's folder describes the supervisor's process. On the same machine the process can
-be looked at, so a dead supervisor is noticed at once, and a paused one is not taken for a dead one.
-Other machines have to go by the heartbeat.
+A file in the run's folder describes the supervisor's process. On the same machine a dead supervisor
+is noticed at once, and a paused one is not taken for a dead one. Other machines go by the
+heartbeat.
 """
 
 import json
@@ -22,7 +22,6 @@ class _ProcessIdentity:
     Attributes:
         boot: id of the system's start, and so of the machine.
         namespace: the namespace of the process id; every container has its own.
-        pid: the process id.
         started: when it started, in clock ticks since the boot: no clock that is set changes it.
     """
 
@@ -33,10 +32,8 @@ class _ProcessIdentity:
 
 
 def record_supervisor(folder: Path, pid: int) -> None:
-    """Describes the supervisor of a run in its folder; `pid` is a process of this machine.
-
-    Without a description, as on a full disk or another system, only the heartbeat tells.
-    """
+    """Describes the supervisor of a run in its folder; `pid` is a process of this machine. Without
+    a description, as on a full disk or another system, only the heartbeat tells."""
     machine, started = _identify_machine(), _find_start(pid)
     if machine is None or started is None:
         return
@@ -67,7 +64,6 @@ def is_supervisor_alive(folder: str | None) -> bool | None:
 
 
 def _read_description(path: Path) -> _ProcessIdentity | None:
-    """The process that a run's folder names; None if it names none."""
     try:
         return _ProcessIdentity(**json.loads(path.read_text()))
     except (OSError, ValueError, TypeError):

@@ -268,7 +268,7 @@ def test_links_open_the_page_of_training_runs(registry, tmp_path):
     ids = [submit(registry, tmp_path, seed) for seed in range(26)]
 
     def sent(number, uri, run="m{}"):
-        with registry.database.open_writer() as connection:
+        with registry.open_writer() as connection:
             spec = f'{{"tracking":{{"mlflow":"{uri}"}}}}'
             connection.exec_driver_sql(f"UPDATE rlx_run SET spec='{spec}' WHERE id={number + 1}")
         registry.update_run(ids[number], mlflow_run_id=run.format(number), mlflow_experiment_id="7")

@@ -65,13 +65,6 @@ def test_trees_are_found_by_what_is_said_in_them(tmp_path):
         search_body_trees(tmp_path / "b.parquet", "0" * 64, "what")
 
 
-def test_writing_again_replaces(tmp_path):
-    first, _ = write_body(tmp_path / "b.parquet", TABLE)
-    second, _ = write_body(tmp_path / "b.parquet", TABLE.slice(1))
-    assert first != second
-    assert read_body(tmp_path / "b.parquet", second).num_rows == 1
-
-
 def test_a_write_that_fails_leaves_the_old_body_and_nothing_else(tmp_path, monkeypatch):
     digest, _ = write_body(tmp_path / "b.parquet", TABLE)
 

@@ -116,16 +116,6 @@ def test_mirror_cursors_are_kept_per_run_and_target(registry):
     assert registry.results.mirror_cursor("r-0002", "mlflow") == 0
 
 
-def test_events_grow(registry):
-    registry.results.add_event("r-0001", "phase", "joint begins", {"step": 50, "loss": math.nan})
-    registry.results.add_event("r-0001", "error", "<script>", level="error")
-    first, second = registry.results.events("r-0001")
-    assert (first.kind, first.message, first.level) == ("phase", "joint begins", "info")
-    assert first.payload == {"step": 50, "loss": None}
-    assert (second.level, second.payload) == ("error", None)
-    assert registry.results.events("r-0002") == []
-
-
 def test_one_evaluation_per_step_label_and_suite(registry):
     registry.results.add_evaluation("r-0001", 230, "after", "test", 600, {"accuracy": 0.6})
     registry.results.add_evaluation(
@@ -204,9 +194,11 @@ def test_previews_are_cut_and_any_text_survives(registry, url):
 def test_text_with_half_a_character_is_kept(registry):
     add_step(registry, 1, [answer(0, preview="a\ud800b")])
     assert registry.results.rollout_index("r-0001", 1)[0].preview == "a\\ud800b"
-    registry.results.add_event("r-0001", "k", "a\ud800b", {"said": "\0\ud800"})
-    (event,) = registry.results.events("r-0001")
-    assert (event.message, event.payload) == ("a\\ud800b", {"said": "\0\ud800"})
+    registry.results.add_event("r-0001", "k", "a\ud800b", {"said": "\0\ud800", "x": math.nan})
+    registry.results.add_event("r-0001", "error", "<script>", level="error")
+    event, other = registry.results.events("r-0001")
+    assert (event.message, event.payload) == ("a\\ud800b", {"said": "\0\ud800", "x": None})
+    assert (other.level, other.payload) == ("error", None)
 
 
 @pytest.mark.parametrize("field", ["reward", "advantage"])

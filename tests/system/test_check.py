@@ -316,7 +316,7 @@ def test_a_body_that_is_not_the_one_recorded_is_said(plain, capsys):
 
 def test_plugins_that_have_changed_or_gone_are_said(plain, capsys):
     registry, run = plain
-    with registry.database.open_writer() as connection:
+    with registry.open_writer() as connection:
         plugins = json.dumps([{**p, "version": "0.0"} for p in run.plugins])
         spec = json.dumps(run.spec).replace('"countdown.verify"', '"countdown.gone"')
         connection.exec_driver_sql("UPDATE rlx_run SET plugins = ?, spec = ?", (plugins, spec))

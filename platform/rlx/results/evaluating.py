@@ -2,7 +2,7 @@
 their reasoning, and records the results with its run.
 
 Finished batches of answers are cached in a folder, so an interrupted evaluation resumes where it
-stopped. Every problem has its own seeds, so the split into sessions does not change any answer.
+stopped. Every problem has its own seeds, so that changes no answer.
 """
 
 import gzip
@@ -82,8 +82,7 @@ class SuiteEvaluation:
     Attributes:
         target: the model; the files of a checkpoint no longer exist.
         suite: the suite, with what the request changed.
-        answers: the scored answers of each set, by name.
-        figures: metrics of each set, by name.
+        answers, figures: the scored answers and the metrics of each set, by name.
         recorded: folder of the plots that were added to the run's records; None if nothing was.
     """
 
@@ -94,7 +93,7 @@ class SuiteEvaluation:
     recorded: Path | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """Returns the figures as plain JSON values, as `rlx eval --json` prints them."""
+        """Returns what `rlx eval --json` prints."""
         target = self.target
         return {
             "run": target.run.id if target.run else None,
@@ -111,11 +110,7 @@ class SuiteEvaluation:
                 yield {"set": name, **answer.to_json()}
 
     def draw_pictures(self, folder: Path) -> list[Path]:
-        """Draws reliability diagrams and risk-coverage curves as files of a folder.
-
-        Raises:
-            EnvironmentFault: the folder cannot be written.
-        """
+        """Draws reliability diagrams and risk-coverage curves as files of a folder."""
         outside = frozenset(n for n, s in self.suite.sets.items() if s.distribution == "out")
         with explain_write_errors(folder):
             return draw_suite(self.answers, self.figures, outside, folder)
@@ -132,9 +127,7 @@ def evaluate(
     """Answers and scores a suite; answers are cached, so an interrupted evaluation resumes.
 
     Args:
-        request: the model, and on which problems; a run stands for its exported model on its
-            experiment's own sets.
-        registry: URL of the registry of runs; None takes that of the command line.
+        request: a run stands for its exported model on its experiment's own sets.
         record: add the results and their plots to the records of the run that trained the model.
         show: called with the progress, in problems.
         report: called with warnings.
@@ -243,13 +236,8 @@ def build_requested_suite(
 def build_set_spec(
     target: TrainedModel, name: str, one: SetSpec, overrides: Sequence[str]
 ) -> ExperimentSpec:
-    """Returns the experiment with the changes of a set.
-
-    The warm start is removed, since the set's task may lack the demonstrations that it needs.
-
-    Raises:
-        SpecError: the changes of the set do not fit the experiment.
-    """
+    """Returns the experiment with the changes of a set, without the warm start, whose
+    demonstrations the set's task may lack."""
     changes = [f"{path}={json.dumps(value)}" for path, value in one.set.items()]
     model = target.document.tree.get("model")
     if isinstance(model, dict) and model.get("warm_start") is not None:
@@ -272,16 +260,7 @@ def _answer_suite(
     kept: Path,
     show: ShowProgress,
 ) -> dict[str, list[ScoredAnswer]]:
-    """Answers every set of a suite, reusing cached answers sampled with the same settings.
-
-    Args:
-        target: the model.
-        spec: provides runner and sampler; of its model section only the chat template is used.
-        suite: how many problems and answers.
-        sets: the experiment spec of each set, by name.
-        kept: cache folder of finished batches.
-        show: called with the progress, in problems.
-    """
+    """Answers every set of a suite, reusing cached answers sampled with the same settings."""
     counts = {name: suite.sets[name].problems or suite.problems for name in sets}
     answers: dict[str, list[ScoredAnswer]] = {}
     before, total = 0, sum(counts.values())
@@ -306,7 +285,6 @@ def _answer_suite(
 def _answer_batch(
     setup: PhaseSetup, suite: SuiteSpec, numbers: range, model: LoadedModel, folder: Path
 ) -> list[ScoredAnswer]:
-    """Answers some problems of a set, or reads their cached answers."""
     # The file name includes the batch size: raising the problem count resamples a partial batch.
     path = folder / f"{numbers.start:06d}_{len(numbers):03d}.json.gz"
     if (kept := _load_answer_batch(path)) is not None:
@@ -334,8 +312,7 @@ def _answer_batch(
 
 
 def _compute_answers_digest(setup: PhaseSetup, suite: SuiteSpec, mark: str) -> str:
-    """Digest of everything that determines an answer: the model, the set's spec, the plugins' code
-    and data, and the sampling settings; and of what is stored of it."""
+    """Digest of everything that determines an answer, and of what is stored of it."""
     spec, plugins = setup.spec.dump_resolved(), resolve_plugins(setup.spec)
     sections = ("task", "rollout", "rewards", "sampler", "evaluation")
     settings = {name: spec[name] for name in sections}
@@ -350,7 +327,6 @@ def _compute_answers_digest(setup: PhaseSetup, suite: SuiteSpec, mark: str) -> s
 
 
 def _load_answer_batch(path: Path) -> list[ScoredAnswer] | None:
-    """Reads a cached batch; None if it is missing, or damaged and thus answered again."""
     try:
         kept = json.loads(gzip.decompress(path.read_bytes()))
         return [ScoredAnswer.from_json(record) for record in kept]
@@ -359,7 +335,6 @@ def _load_answer_batch(path: Path) -> list[ScoredAnswer] | None:
 
 
 def _save_answer_batch(path: Path, text: str) -> None:
-    """Writes a batch atomically."""
     path.parent.mkdir(parents=True, exist_ok=True)
     aside = path.with_name(f"{path.name}.{os.getpid()}")
     with aside.open("wb") as file:
@@ -375,12 +350,9 @@ PROBE_SECTIONS = ("probe", "runner", "sampler", "seed")
 
 @dataclass(frozen=True, slots=True)
 class ModelProbe:
-    """A probed model.
+    """A probed model: every answer with its continuations, and a record per scheme.
 
     Attributes:
-        target: the model.
-        result: every answer with its continuations.
-        probes: one per scheme.
         recorded: suites that were added to the run's records.
     """
 
@@ -390,7 +362,7 @@ class ModelProbe:
     recorded: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """Returns the figures as plain JSON values, as `rlx eval --probe --json` prints them."""
+        """Returns what `rlx eval --probe --json` prints."""
         found = [compute_agreement(one.verbal) for one in self.probes]
         stated = next((asdict(one) for one in found if one is not None), None)
         return {
@@ -403,11 +375,7 @@ class ModelProbe:
         }
 
     def write_samples(self, path: Path) -> None:
-        """Writes every sample as Parquet.
-
-        Raises:
-            EnvironmentFault: the file cannot be written.
-        """
+        """Writes every sample as Parquet."""
         with explain_write_errors(path):
             write_body(path, probe_table(self.result))
 
@@ -416,9 +384,6 @@ class ModelProbe:
 
         Args:
             path: of a `.png`; an `.svg` is written beside it.
-
-        Raises:
-            EnvironmentFault: the file cannot be written.
         """
         with explain_write_errors(path):
             draw_probe_curves(self.probes, path)
@@ -438,9 +403,7 @@ def probe_model(
     """Cuts or alters a model's reasoning and samples its answers.
 
     Args:
-        request: the model, and how it is probed; a run stands for its exported model, probed as its
-            experiment says.
-        registry: URL of the registry of runs; None takes that of the command line.
+        request: a run stands for its exported model, probed as its experiment says.
         record: add the probes that the run lacks to its records.
         show: called with the progress, in problems.
         report: called with what the run has already.

@@ -22,12 +22,9 @@ from rlx_registry import EvaluationRecord, Registry, RunRecord
 
 
 def export_model(registry: Registry, run: RunRecord, folder: Path, step: str | None) -> int:
-    """Writes a model of a run to a new folder.
+    """Writes a model of a run, which may go on, to a new folder.
 
     Args:
-        registry: the run's.
-        run: the run; it may go on.
-        folder: the new folder.
         step: of the checkpoint, or `latest`; None takes the newest, or the trained model of a
             finished run that keeps no checkpoints.
 
@@ -98,8 +95,6 @@ def write_card(
     that lie beside it; figures.json all evaluations, and digests of plugins and data.
 
     Args:
-        registry: the run's.
-        run: the run.
         step: the step after which the model was exported.
         folder: of the model.
         with_data: also copy the data files of the experiment.
@@ -310,15 +305,13 @@ def push_model(folder: Path, name: str, *, private: bool) -> str:
     """Uploads an exported model to the Hugging Face hub, or to the one that HF_ENDPOINT names.
 
     Args:
-        folder: of the model.
-        name: of the repository, `OWNER/NAME`; it is made if it is not there.
-        private: whether a new repository is private.
+        name: `OWNER/NAME` of the repository, which is made, `private` or not, if it is not there.
 
     Returns:
         The address of the upload.
 
     Raises:
-        SpecError: the name is none, or the hub refuses the upload, for instance without a token.
+        SpecError: the hub refuses the name or the upload, for instance without a token.
         EnvironmentFault: the hub cannot be reached, or a file cannot be read.
     """
     from huggingface_hub import HfApi
