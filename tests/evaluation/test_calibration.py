@@ -21,7 +21,6 @@ from rlx.evaluation.calibration import (
     compute_coverage_at_risk,
     compute_equal_mass_ece,
     compute_error_auprc,
-    compute_excess_aurc,
     compute_expected_calibration_error,
     compute_extreme_share,
     compute_maximum_calibration_error,
@@ -29,7 +28,6 @@ from rlx.evaluation.calibration import (
     compute_wilson_interval,
     compute_within_auroc,
     measure_calibration,
-    stratum_predictor,
 )
 
 tenths = st.integers(0, 10).map(lambda k: k / 10)
@@ -116,14 +114,6 @@ def test_coverage_at_risk_is_the_best_of_all_thresholds(pairs, risk):
     assert compute_coverage_at_risk(y, c, risk) == pytest.approx(max(shares, default=0))
 
 
-@given(pairs)
-def test_excess_area_is_nothing_where_the_order_is_right(pairs):
-    y, c = split(pairs)
-    assert compute_excess_aurc(y, c) >= -1e-12
-    every_right_one_first = (y + c / 2) / 2
-    assert compute_excess_aurc(y, every_right_one_first) == pytest.approx(0)
-
-
 @given(pairs, st.sampled_from([1, 4, 10, 15]))
 def test_calibration_errors_agree_with_a_loop_over_the_rule(pairs, bins):
     gaps = []
@@ -206,14 +196,6 @@ def test_auroc_within_strata_counts_the_pairs_of_each(pairs):
     assert compute_within_auroc(y, c, np.zeros(len(y))) == pytest.approx(compute_auroc(y, c))
 
 
-@given(pairs)
-def test_no_constant_per_stratum_beats_the_stratum_predictor(pairs):
-    y, c = split(pairs)
-    strata = np.arange(len(y)) % 3
-    constants = c[strata]
-    assert compute_brier(y, stratum_predictor(y, strata)) <= compute_brier(y, constants) + 1e-12
-
-
 def test_betting_on_the_extremes_shows():
     stated = np.array([0, 0.01, 0.011, 0.5, 0.989, 0.99, 1, 1])
     assert compute_extreme_share(stated) == 5 / 8
@@ -225,13 +207,6 @@ def test_one_class_gives_none_in_plain_json():
     c = measure_calibration([1, 1], [0.2, 1.0], ["a", "b"])
     assert c["auroc"] is c["stratum_auroc"] is c["within_auroc"] is c["brier_skill"] is None
     assert json.loads(json.dumps(c, allow_nan=False)) == c
-
-
-def test_wilson_interval_holds_the_share_itself():
-    for n in range(1, 60):
-        for successes in (0, 1, n - 1, n):
-            low, high = compute_wilson_interval(successes, n)
-            assert 0 <= low <= successes / n <= high <= 1, (successes, n)
 
 
 @each_row(

@@ -161,15 +161,6 @@ def test_everything_comes_back_bit_for_bit(tmp_path):
             assert row["group"] == batch.group_ids[b]
 
 
-def test_where_the_tokens_of_a_row_begin(tmp_path):
-    trees = grown()
-    *_, rows = trained(trees)
-    records = saved(tmp_path / "b", trees, scored(), rows).to_pylist()
-    held = [(row["start"], len(row["mask"])) for r in records for row in r["rows"]]
-    # answers after a prompt of 2; the confidence after 2 + 3 + 1; a chain with its observation
-    assert held == [(2, 3), (2, 1), (6, 2), (1, 5)]
-
-
 def test_a_column_that_nobody_knows_is_refused():
     with pytest.raises(ValueError, match="no column is called entropy"):
         rows_of_step(build_token_batch(grown()), {"entropy": None})
@@ -225,8 +216,7 @@ def test_the_texts_of_tokens_are_kept_beside_what_sums_need():
     assert read_step(table).trees == tuple(trees)
 
 
-@pytest.mark.parametrize("at_once", [1, 2, 4])
-def test_parts_of_a_large_step_do_not_show_in_its_file(tmp_path, monkeypatch, at_once):
+def test_parts_of_a_large_step_do_not_show_in_its_file(tmp_path, monkeypatch):
     trees, rewards, rows = sampled.sampled(40, 30, np.random.default_rng(0))
     assert len(trees) == 5
 
@@ -235,7 +225,7 @@ def test_parts_of_a_large_step_do_not_show_in_its_file(tmp_path, monkeypatch, at
         return write_body(tmp_path / name, table)
 
     whole = write("whole")
-    monkeypatch.setattr(rollouts, "AT_ONCE", at_once)
+    monkeypatch.setattr(rollouts, "AT_ONCE", 2)
     assert write("parts") == whole
     assert read_step(read_body(tmp_path / "parts")).trees == tuple(trees)
 
@@ -328,13 +318,6 @@ def test_the_index_says_what_lists_and_filters_need():
         assert i.advantage == pytest.approx(learned.mean().item() if len(learned) else 0.0)
 
 
-def test_a_confidence_whose_answer_was_not_trained_has_no_parent_row():
-    trees = grown()
-    *_, rows = trained(trees, without={(0, 1)})
-    index = rollout_index(trees, scored(), rows)
-    assert [i.parent_row for i in index] == [None, None, None]
-
-
 def test_a_row_of_which_nothing_learns_has_advantage_zero():
     trees = grown()
     batch = build_token_batch(trees)
@@ -350,13 +333,6 @@ def test_half_a_character_in_a_text_ends_no_step():
     body = rollout_table(trees, scored(), rows).to_pylist()
     said = {s["text"] for tree in body for s in tree["segments"] if s["author"] == "policy"}
     assert any("half \ufffd" in text for text in said)
-
-
-def test_half_a_character_in_a_problem_is_replaced():
-    half = "a\ud83d"
-    problem = Problem(id=half, prompt=half, system=half, stratum=half, fields={"said": half})
-    assert {problem.id, problem.prompt, problem.system, problem.stratum} == {"a\ufffd"}
-    assert problem.fields == {"said": half}
 
 
 def test_every_nth_step_is_stored_and_the_last(tmp_path):

@@ -44,7 +44,6 @@ from .pictures import (
     save_figure,
     style_axes,
 )
-from .reliability_text import render_reliability_text
 from .statistics import (
     FIGURES,
     EvaluationAnswers,
@@ -108,7 +107,6 @@ __all__ = [
     "measure_calibration",
     "read_answers",
     "recalibrate_confidences",
-    "render_reliability_text",
     "save_figure",
     "style_axes",
 ]
