@@ -54,9 +54,20 @@ class RunResults:
             finite[NONFINITE] = float(len(lost))
         if not finite:
             return
+        table = models.metric
         with self._database.open_run_writer(run_id) as (connection, key):
-            _write_metric_rows(connection, {"run_id": key, "step": step, "at": at}, finite, lost)
+            ids = _find_metric_keys(connection, {*finite, *lost})
+            own = table.c.run_id == key
+            newest = connection.scalar(select(func.max(table.c.seq)).where(own)) or 0
+            rows = [
+                {"run_id": key, "key_id": ids[name], "step": step, "value": value, "at": at}
+                | {"seq": seq}
+                for seq, (name, value) in enumerate(finite.items(), newest + 1)
+            ]
+            connection.execute(build_upsert(connection, table), rows)
             if lost:
+                gone = table.c.key_id.in_([ids[name] for name in lost])
+                connection.execute(delete(table).where(own, table.c.step == step, gone))
                 message = f"step {step}: not finite: {', '.join(lost)}"
                 event = {"kind": "nonfinite", "level": "warning", "message": message}
                 connection.execute(insert(models.event), {"run_id": key, "at": at, **event})
@@ -209,7 +220,14 @@ class RunResults:
             ValueError: a reward or an advantage is not finite (absent rewards are None), or the
                 path is outside the run's directory.
         """
-        rows = [_build_index_row(item) for item in index]
+        rows = []
+        for item in index:
+            row = {name: getattr(item, name) for name in RolloutIndex.__dataclass_fields__}
+            for name in ("reward", "advantage"):
+                if row[name] is not None and not math.isfinite(row[name]):
+                    raise ValueError(f"row {item.row}: {name} is {row[name]}")
+            row |= {name: replace_non_finite(row[name]) for name in ("rewards", "scores")}
+            rows.append({**row, "preview": item.preview[:PREVIEW_LENGTH]})
         body = {"sha256": sha256, "bytes": bytes, "statistics": replace_non_finite(statistics)}
         table = models.rollout
         with self._database.open_run_writer(run_id) as (connection, key):
@@ -256,37 +274,6 @@ def replace_non_finite(value: Any) -> Any:
     if hasattr(value, "item"):
         value = value.item()
     return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _build_index_row(item: RolloutIndex) -> dict[str, Any]:
-    row = {name: getattr(item, name) for name in RolloutIndex.__dataclass_fields__}
-    for name in ("reward", "advantage"):
-        if row[name] is not None and not math.isfinite(row[name]):
-            raise ValueError(f"row {item.row}: {name} is {row[name]}")
-    row |= {name: replace_non_finite(row[name]) for name in ("rewards", "scores")}
-    row["preview"] = item.preview[:PREVIEW_LENGTH]
-    return row
-
-
-def _write_metric_rows(
-    connection: Connection,
-    place: Mapping[str, Any],
-    values: Mapping[str, float],
-    missing: Sequence[str],
-) -> None:
-    """Writes one step's values under new, larger `seq` numbers; deletes those that are missing."""
-    table, key = models.metric, place["run_id"]
-    ids = _find_metric_keys(connection, {*values, *missing})
-    newest = connection.scalar(select(func.max(table.c.seq)).where(table.c.run_id == key)) or 0
-    if missing:
-        gone = table.c.key_id.in_([ids[name] for name in missing])
-        same = (table.c.run_id == key, table.c.step == place["step"])
-        connection.execute(delete(table).where(*same, gone))
-    rows = [
-        {**place, "key_id": ids[name], "value": value, "seq": seq}
-        for seq, (name, value) in enumerate(values.items(), newest + 1)
-    ]
-    connection.execute(build_upsert(connection, table), rows)
 
 
 def _find_metric_keys(connection: Connection, names: Iterable[str]) -> dict[str, int]:

@@ -2,14 +2,12 @@
 
 import json
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
 import rlx
 from rlx.cli import main
 from rlx.plan import read_spec
-from rlx.results import select_newest_runs
 from rlx_registry import Registry
 
 RLCR = Path(__file__).parents[2] / "experiments" / "rlcr.yaml"
@@ -101,13 +99,6 @@ def test_recipes_are_told_apart_by_their_digests(runs, capsys):
     assert figures["accuracy", "B"]["p"] == 1
 
 
-def test_a_name_is_all_of_its_runs(runs, capsys):
-    stale, first, second, _ = runs
-    by_name = json.loads(told(capsys, "rlcr", "sigma", "--json"))
-    one_by_one = json.loads(told(capsys, stale, *first, *second, "--json"))
-    assert by_name["figures"] == one_by_one["figures"]
-
-
 @pytest.fixture
 def asked(runs):
     """Three recipes over three seeds: two with the same problems, one with others."""
@@ -167,11 +158,6 @@ def test_every_form_says_which_test_it_is(asked, capsys, tmp_path):
             assert said in words
 
 
-def test_answers_that_were_not_kept_are_missed(runs, capsys):
-    _, first, second, _ = runs
-    assert "single answers are not recorded" in told(capsys, *first, *second, "--md")
-
-
 def test_a_group_is_compared_as_its_runs_joined_it(runs, capsys):
     _, first, second, stopped = runs
     with Registry.open(f"sqlite:///{Path.cwd()}/home/registry.db") as registry:
@@ -182,20 +168,6 @@ def test_a_group_is_compared_as_its_runs_joined_it(runs, capsys):
     assert list(found["left_out"]) == [stopped]
     assert main(["compare", "botj"]) == 2
     assert "no run, group or experiment 'botj'; did you mean 'both'?" in capsys.readouterr().err
-
-
-def test_the_newest_of_a_seed_is_that_with_the_largest_number():
-    runs = [SimpleNamespace(id=f"r-{n}", seed=0) for n in ("9999", "10000", "0007")]
-    assert select_newest_runs(runs)[0].id == "r-10000"
-
-
-def test_a_failed_run_is_left_out_beside_its_twin(runs, capsys):
-    _, first, _, _ = runs
-    with Registry.open(f"sqlite:///{Path.cwd()}/home/registry.db") as registry:
-        again = finished(registry, 0, 0.4, status="failed")
-    why = f"it is failed; {first[0]} has the same spec and seed"
-    assert json.loads(told(capsys, again, *first, "--json"))["left_out"] == {again: why}
-    assert f"{again} is left out: {why}." in " ".join(told(capsys, again, *first).split())
 
 
 def test_a_recipe_of_several_versions_of_a_plugin_says_so(runs, capsys):
@@ -232,9 +204,14 @@ def test_an_option_that_a_plugin_filled_in_is_compared(runs, capsys):
 
 
 def test_every_form_has_the_same_cells(runs, capsys, tmp_path):
-    _, first, second, _ = runs
-    names = [*first, *second]
+    first = runs[1]
+    names = ["rlcr", "sigma"]
+    with Registry.open(f"sqlite:///{tmp_path}/home/registry.db") as registry:
+        again = finished(registry, 0, 0.4, status="failed")
     text, md = told(capsys, *names), told(capsys, *names, "--md")
+    why = f"{again} is left out: it is failed; {first[0]} has the same spec and seed."
+    assert why in " ".join(text.split()) and why in md
+    assert "single answers are not recorded" in md
     for form in (text, md):
         for cell in ("What they differ in", "center", "+0.060 ± 0.025 (p 0.25)", "0.150 ± 0.075"):
             assert cell in form
@@ -259,13 +236,6 @@ def test_values_of_templates_are_text(runs, capsys, tmp_path, form):
     shown = told(capsys, runs[1][0], run, *form)
     assert "[/INST][bold]\\x1b[31m\\u202e" in shown.replace("\n", "")
     assert not set(shown) & set("\x1b\u202e\0")
-
-
-def test_one_run_alone(runs, capsys):
-    _, first, _, _ = runs
-    text = told(capsys, first[1])
-    assert "0.180" in text
-    assert "differ" not in text
 
 
 def suite_record(registry, run, brier, name="shifted", **asked):

@@ -2,11 +2,8 @@
 
 import gzip
 import json
-import os
-import pty
 import subprocess
 import sys
-from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -144,14 +141,6 @@ def test_what_cannot_be_scored_stops_nothing(folder, rlx):
     assert f"{len(broken)} scored, {len(broken)} absent".encode() in done.stderr
 
 
-def test_a_bad_ground_truth_is_no_score(folder, rlx):
-    path = written(folder, RIGHT, RIGHT | {"numbers": ["3", "4"]}, RIGHT | {"target": None}, RIGHT)
-    done = rlx("--reward", "countdown", path, "--json")
-    assert done.returncode == 1
-    assert [g["score"] for g in scored(done)] == [1.0, None, None, 1.0]
-    assert "must be a finite number" in scored(done)[2]["reason"]
-
-
 def test_fields_flat_or_nested_and_empty_lines(folder, rlx):
     fields = {"numbers": [3, 4], "target": 7}
     path = written(
@@ -189,12 +178,6 @@ def test_samples_are_what_the_line_says(folder, rlx):
     assert second["reason"].startswith("confidence")
     assert third["parts"] == base | {"answer": 5.0, "tokens": 7.0, "info": 1.0}
     assert third["reason"] == "answer ['b']"
-
-
-def test_a_hundred_thousand_tags_cost_little(folder, rlx):
-    tags = "".join(f"<t{i}></t{i}>" for i in range(12_000))
-    got = scored(rlx("--reward", "seen", written(folder, {"response": tags}), "--json"))
-    assert len(got[0]["parts"]) < 100
 
 
 def test_rewards_that_read_others(folder, rlx):
@@ -263,7 +246,7 @@ def test_stdin_and_packed_files(folder, rlx):
         subprocess.run(command, input=data, capture_output=True, check=False),
         rlx("--reward=countdown", "--json", packed, "--workers=2"),
     ):
-        assert done.returncode == 0
+        assert done.returncode == 0 and b"scoring" not in done.stderr
         assert [(g["line"], g["score"]) for g in scored(done)] == [
             (i + 1, 1.0) for i in range(3000)
         ]
@@ -283,27 +266,3 @@ def test_a_table_for_people(folder, rlx, monkeypatch):
     assert "\x1b" not in done.stdout.decode() and "漢" in first and first.split()[2] == "1"
     assert "漢" * 30 in first, "nothing is cut"
     assert "absent" in second and "ValueError" in second and "…" not in second
-
-
-def read_terminal(terminal):
-    """What is written to a terminal until its other end is closed."""
-    with suppress(OSError):
-        while shown := os.read(terminal, 4096):
-            yield shown
-
-
-def test_the_bar_is_for_terminals_alone(folder, rlx):
-    path = written(folder, *[RIGHT] * 10)
-    ours, theirs = pty.openpty()
-    command = [sys.executable, "-c", MAIN, "score", "--reward=countdown", "--json", str(path)]
-    environment, out = {**os.environ, "TERM": "xterm"}, folder / "scores"
-    with (
-        out.open("wb") as file,
-        subprocess.Popen(command, stdout=file, stderr=theirs, env=environment) as process,
-    ):
-        os.close(theirs)
-        shown = b"".join(read_terminal(ours)).decode()
-    os.close(ours)
-    assert process.returncode == 0 and len(out.read_bytes().splitlines()) == 10
-    assert "scoring" in shown and "10 lines" in shown and "10 scored" in shown
-    assert b"scoring" not in rlx("--reward=countdown", path).stderr

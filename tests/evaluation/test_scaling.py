@@ -31,16 +31,6 @@ def test_pass_at_k_counts_the_subsets_with_a_correct_answer(n, data):
     assert compute_pass_at_k(n, correct, k) == pytest.approx(share)
 
 
-def test_nonsense_is_refused():
-    for n, correct, k in ((3, 4, 1), (3, -1, 1), (3, 1, 0), (3, 1, 4)):
-        with pytest.raises(ValueError, match="k ="):
-            compute_pass_at_k(n, correct, k)
-    with pytest.raises(ValueError, match="without answers"):
-        measure_answer_scaling([], seed=0)
-    with pytest.raises(ValueError, match="without answers"):
-        measure_answer_scaling([[]], seed=0)
-
-
 def test_a_confident_minority_wins_by_its_confidence_alone():
     split = answered(("8", "8", "7"), (0, 0, 1), (0.1, 0.2, 0.9))
     found = measure_answer_scaling([split], seed=0)

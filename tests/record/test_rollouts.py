@@ -318,23 +318,6 @@ def test_the_index_says_what_lists_and_filters_need():
         assert i.advantage == pytest.approx(learned.mean().item() if len(learned) else 0.0)
 
 
-def test_a_row_of_which_nothing_learns_has_advantage_zero():
-    trees = grown()
-    batch = build_token_batch(trees)
-    nothing = torch.zeros_like(batch.is_own)
-    poison = torch.full(batch.is_own.shape, math.nan)
-    rows = rows_of_step(batch, {"mask": nothing, "advantages": poison})
-    assert [i.advantage for i in rollout_index(trees, scored(), rows)] == [0.0] * 4
-
-
-def test_half_a_character_in_a_text_ends_no_step():
-    trees = grown("half \ud83d")
-    *_, rows = trained(trees)
-    body = rollout_table(trees, scored(), rows).to_pylist()
-    said = {s["text"] for tree in body for s in tree["segments"] if s["author"] == "policy"}
-    assert any("half \ufffd" in text for text in said)
-
-
 def test_every_nth_step_is_stored_and_the_last(tmp_path):
     trees, rewards, rows = sampled.sampled(8, 4, np.random.default_rng(0))
     with Registry.open(f"sqlite:///{tmp_path}/registry.db") as registry:

@@ -3,7 +3,6 @@
 import sqlite3
 import traceback
 from pathlib import Path
-from urllib.parse import quote
 
 import pytest
 from many import processes
@@ -128,15 +127,6 @@ def test_a_finished_registry_can_be_read_where_nothing_can_be_written(path, monk
     with Registry.open(url(path), read_only=True) as registry:
         assert registry.run("1").digest == "d"
         assert sorted(path.parent.iterdir()) == before  # readers of a live one leave files
-
-
-def test_odd_file_names_work(tmp_path):
-    odd = tmp_path / "a b%20?#é.db"
-    with Registry.open(f"sqlite:///{quote(str(odd))}") as registry:
-        submit(registry)
-    assert odd.exists()
-    with Registry.open(f"sqlite:///{quote(str(odd))}", read_only=True) as registry:
-        assert registry.run("1").digest == "d"
 
 
 def test_a_flipped_bit_in_a_value_is_a_damaged_registry(path):

@@ -91,14 +91,6 @@ def test_long_curves_keep_every_stretch_s_extremes(registry, values, points):
     )
 
 
-def test_figures_are_evaluations_without_their_payload(registry):
-    registry.results.add_evaluation("1", 3, "after", "s", 9, {"ece": 0.1}, {"pairs": [1] * 9})
-    registry.results.add_evaluation("1", 0, "before", "s", 9, {"ece": 0.2})
-    plain = [dataclasses.replace(e, payload=None) for e in registry.results.evaluations("1")]
-    assert registry.results.evaluations("1", with_payload=False) == plain
-    assert [e.step for e in plain] == [0, 3]
-
-
 def test_the_newest_events_are_the_last_ones_in_order(registry):
     for number in range(5):
         registry.results.add_event("r-0001", "k", str(number))

@@ -11,6 +11,7 @@ import json
 import os
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -61,7 +62,7 @@ from rlx.run import (
 from rlx.spec import OWN_SUITE, ExperimentSpec, ProbeSpec, SetSpec, SuiteSpec
 from rlx.spec.reading import InvalidSpec, apply_overrides, label_refusal, read_suite
 from rlx.text import escape_unprintable, explain_write_errors
-from rlx_registry import RunRecord, write_body
+from rlx_registry import RunRecord, sync_to_disk, write_body
 
 OWN = "held_out"
 """Name of the experiment's own held-out set in the default suite."""
@@ -157,20 +158,34 @@ def evaluate(
         folder = get_rlx_home() / "cache"
         if target.run:
             folder = locate_run_folder(target.run).root
-        answers = _answer_suite(target, spec, suite, sets, folder / "evaluations", show)
-    if empty := [name for name, own in answers.items() if not own]:
-        raise RewardError(f"no answer of set {empty[0]!r} could be scored: all were dropped")
-    figures = {
-        name: {
-            **compute_answer_metrics(own, seed=suite.seed),
-            "distribution": suite.sets[name].distribution,
-        }
-        for name, own in answers.items()
-    }
-    found = SuiteEvaluation(target, suite, answers, figures)
+        counts = {name: suite.sets[name].problems or suite.problems for name in sets}
+        answers: dict[str, list[ScoredAnswer]] = {}
+        before, total = 0, sum(counts.values())
+        with load_model(spec, target.model) as model:
+            mark = target.mark or compute_model_fingerprint(model.source)
+            for name, own in sets.items():
+                try:
+                    setup = build_setup(own)
+                    kept = folder / "evaluations" / _compute_answers_digest(setup, suite, mark)
+                    answers[name] = []
+                    for first in range(0, counts[name], BATCH):
+                        show(before + first, total, name)
+                        numbers = range(first, min(first + BATCH, counts[name]))
+                        answers[name] += _answer_batch(setup, suite, numbers, model, kept)
+                except SpecError as error:
+                    raise SpecError(f"set {name!r} of the suite: {error}") from error
+                before += counts[name]
+                show(before, total, name)
+    figures = {}
+    for name, found in answers.items():
+        if not found:
+            raise RewardError(f"no answer of set {name!r} could be scored: all were dropped")
+        figures[name] = compute_answer_metrics(found, seed=suite.seed)
+        figures[name]["distribution"] = suite.sets[name].distribution
+    evaluated = SuiteEvaluation(target, suite, answers, figures)
     if record and target.run is not None:
-        return replace(found, recorded=_record_evaluation(found, target.run, url, report))
-    return found
+        return replace(evaluated, recorded=_record_evaluation(evaluated, target.run, url, report))
+    return evaluated
 
 
 def _record_evaluation(found: SuiteEvaluation, run: RunRecord, url: str, report: Report) -> Path:
@@ -252,43 +267,14 @@ BATCH = 64
 """Problems that are answered, scored and cached together."""
 
 
-def _answer_suite(
-    target: TrainedModel,
-    spec: ExperimentSpec,
-    suite: SuiteSpec,
-    sets: Mapping[str, ExperimentSpec],
-    kept: Path,
-    show: ShowProgress,
-) -> dict[str, list[ScoredAnswer]]:
-    """Answers every set of a suite, reusing cached answers sampled with the same settings."""
-    counts = {name: suite.sets[name].problems or suite.problems for name in sets}
-    answers: dict[str, list[ScoredAnswer]] = {}
-    before, total = 0, sum(counts.values())
-    with load_model(spec, target.model) as model:
-        mark = target.mark or compute_model_fingerprint(model.source)
-        for name, own in sets.items():
-            try:
-                setup = build_setup(own)
-                folder = kept / _compute_answers_digest(setup, suite, mark)
-                answers[name] = []
-                for first in range(0, counts[name], BATCH):
-                    show(before + first, total, name)
-                    numbers = range(first, min(first + BATCH, counts[name]))
-                    answers[name] += _answer_batch(setup, suite, numbers, model, folder)
-            except SpecError as error:
-                raise SpecError(f"set {name!r} of the suite: {error}") from error
-            before += counts[name]
-            show(before, total, name)
-    return answers
-
-
 def _answer_batch(
     setup: PhaseSetup, suite: SuiteSpec, numbers: range, model: LoadedModel, folder: Path
 ) -> list[ScoredAnswer]:
     # The file name includes the batch size: raising the problem count resamples a partial batch.
     path = folder / f"{numbers.start:06d}_{len(numbers):03d}.json.gz"
-    if (kept := _load_answer_batch(path)) is not None:
-        return kept
+    with suppress(OSError, EOFError, zlib.error, ValueError, TypeError, LookupError):
+        kept = json.loads(gzip.decompress(path.read_bytes()))
+        return [ScoredAnswer.from_json(record) for record in kept]
     fit = build_prompt_fit(model.policy, setup)
     try:
         drawn, seeds = draw_held_out_problems(fit, setup.task, suite.seed, numbers, "evaluation")
@@ -307,7 +293,12 @@ def _answer_batch(
         replace(answer, problem=drawn.numbers[answer.problem])
         for answer in read_answers(plan, trees, table, setup.spec.evaluation.correct)
     ]
-    _save_answer_batch(path, json.dumps([answer.to_json() for answer in batch]))
+    text = json.dumps([answer.to_json() for answer in batch])
+    path.parent.mkdir(parents=True, exist_ok=True)
+    aside = path.with_name(f"{path.name}.{os.getpid()}")
+    aside.write_bytes(gzip.compress(text.encode(), mtime=0))
+    sync_to_disk(aside)
+    aside.replace(path)
     return batch
 
 
@@ -324,24 +315,6 @@ def _compute_answers_digest(setup: PhaseSetup, suite: SuiteSpec, mark: str) -> s
     stored = [field.name for field in fields(ScoredAnswer)]
     text = json.dumps([settings, sampling, mark, sources, data, stored], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
-def _load_answer_batch(path: Path) -> list[ScoredAnswer] | None:
-    try:
-        kept = json.loads(gzip.decompress(path.read_bytes()))
-        return [ScoredAnswer.from_json(record) for record in kept]
-    except (OSError, EOFError, zlib.error, ValueError, TypeError, LookupError):
-        return None
-
-
-def _save_answer_batch(path: Path, text: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    aside = path.with_name(f"{path.name}.{os.getpid()}")
-    with aside.open("wb") as file:
-        file.write(gzip.compress(text.encode(), mtime=0))
-        file.flush()
-        os.fsync(file.fileno())
-    aside.replace(path)
 
 
 PROBE_SECTIONS = ("probe", "runner", "sampler", "seed")

@@ -99,34 +99,30 @@ def open_target(
     """
     if experiment is not None:
         yield _find_model(name, experiment)
-    elif step is None:
-        yield _find_exported_model(name, url)
-    else:
-        with _open_checkpoint(name, step, url) as found:
-            yield found
-
-
-def _find_exported_model(name: str, url: str) -> TrainedModel:
-    run = _find_target_run(name, url)
-    model = locate_run_folder(run).model
-    if not (model / "config.json").is_file():
-        if run.status == "finished":
-            raise EnvironmentFault(f"{run.id} no longer has a model: {format_path(model)} is gone")
+        return
+    wrong = "is a folder" if Path(name).is_dir() else "is not a run" if "/" in name else ""
+    if wrong:
+        whose = "its model" if wrong == "is a folder" else "a model"
         raise SpecError(
-            f"{run.id} has not exported a model: it is {run.effective_status}, and a run exports "
-            "its model when it finishes"
+            f"{escape_unprintable(name)} {wrong}; name the experiment of {whose} with --spec FILE"
         )
-    return TrainedModel(run.id, _build_run_document(run), str(model), run)
-
-
-@contextmanager
-def _open_checkpoint(name: str, step: int | str, url: str) -> Iterator[TrainedModel]:
-    """Yields the model of a checkpoint, whose weights are written beside the run's files."""
-    run = _find_target_run(name, url)
     with open_registry(url) as registry:
+        run = registry.run(name)
         recorded = {c.step: c.sha256 for c in registry.results.checkpoints(run.id)}
-    folder = locate_run_folder(run)
-    spec = ExperimentSpec.from_record(run.spec)
+    folder, spec = locate_run_folder(run), ExperimentSpec.from_record(run.spec)
+    text = json.dumps(spec.dump_resolved(), indent=2)
+    document = parse_yaml_document(text, f"the experiment of {run.id}")
+    if step is None:
+        if not (folder.model / "config.json").is_file():
+            if run.status == "finished":
+                gone = format_path(folder.model)
+                raise EnvironmentFault(f"{run.id} no longer has a model: {gone} is gone")
+            raise SpecError(
+                f"{run.id} has not exported a model: it is {run.effective_status}, and a run "
+                "exports its model when it finishes"
+            )
+        yield TrainedModel(run.id, document, str(folder.model), run)
+        return
     with explain_write_errors(folder.root):
         place = tempfile.TemporaryDirectory(dir=folder.root, prefix=".rlx-eval-")
     with place as aside:
@@ -138,7 +134,7 @@ def _open_checkpoint(name: str, step: int | str, url: str) -> Iterator[TrainedMo
         except CheckpointError as error:
             raise SpecError(f"{run.id} at step {step}: {error}") from error
         mark = compute_manifest_digest(source)
-        yield TrainedModel(f"{run.id}@{at}", _build_run_document(run), str(model), run, at, mark)
+        yield TrainedModel(f"{run.id}@{at}", document, str(model), run, at, mark)
 
 
 def _find_model(name: str, file: Path) -> TrainedModel:
@@ -155,22 +151,6 @@ def _find_model(name: str, file: Path) -> TrainedModel:
     except (EnvironmentFault, SpecError) as error:
         raise type(error)(str(error).removeprefix("model.path: ")) from error
     return TrainedModel(name, document, model, None)
-
-
-def _find_target_run(name: str, url: str) -> RunRecord:
-    wrong = "is a folder" if Path(name).is_dir() else "is not a run" if "/" in name else ""
-    if wrong:
-        model = "its model" if wrong == "is a folder" else "a model"
-        raise SpecError(
-            f"{escape_unprintable(name)} {wrong}; name the experiment of {model} with --spec FILE"
-        )
-    with open_registry(url) as registry:
-        return registry.run(name)
-
-
-def _build_run_document(run: RunRecord) -> YamlDocument:
-    recorded = ExperimentSpec.from_record(run.spec).dump_resolved()
-    return parse_yaml_document(json.dumps(recorded, indent=2), f"the experiment of {run.id}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -451,7 +431,10 @@ def open_served_model(
             chat = isinstance(own, PretrainedModelSpec) and own.chat_template
             source = PretrainedModelSpec(path=target.model, chat_template=chat)
             found, alias, run, at = target.name, name, target.run, target.step
-        settings = _read_settings(document, overrides)
+        document = apply_overrides(document, overrides)
+        tree = document.tree if isinstance(document.tree, dict) else {}
+        sections = {name: tree[name] for name in SERVED_SECTIONS if name in tree}
+        settings = validate_document_values(EngineSettings, sections, document)
         runner, sampler = settings.runner, settings.sampler
         dtype = getattr(torch, runner.dtype)
         policy, engine = stack.enter_context(load_sampler(source, runner, sampler, dtype))
@@ -466,10 +449,3 @@ def open_served_model(
             max_tokens=max_tokens,
         )
         yield OpenModel(model, engine, sampler.max_rows, source.path, run, at)
-
-
-def _read_settings(document: YamlDocument, overrides: Sequence[str]) -> EngineSettings:
-    document = apply_overrides(document, overrides)
-    tree = document.tree if isinstance(document.tree, dict) else {}
-    own = {name: tree[name] for name in SERVED_SECTIONS if name in tree}
-    return validate_document_values(EngineSettings, own, document)

@@ -210,42 +210,31 @@ def _rescore_steps(
                 controllers = ControllerState.resume(credit, statistics["beta"], states, 0)
             else:
                 controllers = ControllerState.begin(credit, controllers)
-            found, train = _rescore_step(
-                step, stored, setup, controllers, statistics["max_tokens"], pool
-            )
+            # Greedy baseline trees are scored apart from the others, as in training.
+            greedy = [t for t, role in enumerate(stored.roles) if role == "greedy"]
+            parts = [[t for t, role in enumerate(stored.roles) if role != "greedy"], greedy]
+            tables = [
+                score_rollouts([stored.trees[t] for t in part], setup.rewards, pool)
+                for part in parts
+            ]
+            table = RewardTable.merge_tables(tables, parts)
+            needs_reward = setup.spec.learns_from_rewards
+            lost = find_lost_rows(stored.trees, table, needs_reward=needs_reward)
+            scored = flatten_stored_rows(stored, setup, table, without=lost)
+            if scored is None:
+                raise ShapeError(f"step {step}: no row has all of its rewards")
+            recomputed = {}
+            if greedy:  # the score of the greedy answer to each row's prompt
+                trees = [greedy[t] for t in scored.batch.tree_ids.tolist()]
+                recomputed["greedy_scores"] = compute_answer_scores(stored.trees, table, trees)
+            inputs = {
+                "beta": controllers.kl.beta,
+                "state_before": controllers.states.get(estimator, {}),
+                "max_tokens": {**statistics["max_tokens"], **setup.max_tokens},
+            }
+            train, kept = credit_stored_rows(step, stored, scored, setup, inputs, recomputed)
             controllers, last = controllers.after(train, setup.spec, with_critic=False), step
-            yield found
-
-
-def _rescore_step(
-    step: int,
-    stored: StoredStep,
-    setup: PhaseSetup,
-    controllers: ControllerState,
-    max_tokens: Mapping[str, int],
-    pool: RewardPool,
-) -> tuple[RescoredStep, TrainBatch]:
-    # Greedy baseline trees are scored apart from the others, as in training.
-    greedy = [t for t, role in enumerate(stored.roles) if role == "greedy"]
-    parts = [[t for t, role in enumerate(stored.roles) if role != "greedy"], greedy]
-    tables = [score_rollouts([stored.trees[t] for t in p], setup.rewards, pool) for p in parts]
-    table = RewardTable.merge_tables(tables, parts)
-    needs_reward = setup.spec.learns_from_rewards
-    lost = find_lost_rows(stored.trees, table, needs_reward=needs_reward)
-    scored = flatten_stored_rows(stored, setup, table, without=lost)
-    if scored is None:
-        raise ShapeError(f"step {step}: no row has all of its rewards")
-    recomputed = {}
-    if greedy:  # the score of the greedy answer to each row's prompt
-        trees = [greedy[t] for t in scored.batch.tree_ids.tolist()]
-        recomputed["greedy_scores"] = compute_answer_scores(stored.trees, table, trees)
-    statistics = {
-        "beta": controllers.kl.beta,
-        "state_before": controllers.states.get(setup.spec.estimator.plugin, {}),
-        "max_tokens": {**max_tokens, **setup.max_tokens},
-    }
-    train, kept = credit_stored_rows(step, stored, scored, setup, statistics, recomputed)
-    return RescoredStep(step, stored, table, build_trained_rows(train), kept), train
+            yield RescoredStep(step, stored, table, build_trained_rows(train), kept)
 
 
 def flatten_stored_rows(
