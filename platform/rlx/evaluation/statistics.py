@@ -3,7 +3,7 @@
 import math
 import warnings
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Self
 
 import numpy as np
@@ -111,7 +111,7 @@ class SeedMean:
 
 
 @dataclass(frozen=True, slots=True)
-class SeedDifference:
+class SeedDifference(SeedMean):
     """Difference of a metric between two recipes, paired by seed.
 
     Attributes:
@@ -119,7 +119,6 @@ class SeedDifference:
             least as far from 0. With n seeds it is at least 2 / 2ⁿ.
     """
 
-    over: SeedMean
     p: float
 
 
@@ -161,8 +160,8 @@ def compute_paired_difference(
     if not shared:
         return None
     gaps = np.array([one[seed] - other[seed] for seed in shared])
-    over = compute_seed_mean(gaps.tolist(), within)
-    return SeedDifference(over, compute_permutation_p_value(gaps))
+    mean = compute_seed_mean(gaps.tolist(), within)
+    return SeedDifference(**asdict(mean), p=compute_permutation_p_value(gaps))
 
 
 def compute_permutation_p_value(gaps: Floats) -> float:

@@ -196,10 +196,7 @@ class ComparisonRow:
 def _name_gap(
     prefix: str, gap: SeedDifference | ProblemDifference | None, p_holm: float | None
 ) -> dict[str, float | None]:
-    values: tuple[float | None, ...] = (None,) * 4
-    if gap is not None:
-        over = gap.over if isinstance(gap, SeedDifference) else gap
-        values = (over.mean, over.low, over.high, gap.p)
+    values = (None,) * 4 if gap is None else (gap.mean, gap.low, gap.high, gap.p)
     names = ("difference", "difference_low", "difference_high", "p", "p_holm")
     return {f"{prefix}{name}": v for name, v in zip(names, (*values, p_holm), strict=True)}
 
@@ -514,8 +511,8 @@ def build_comparison_tables(found: Comparison) -> Iterator[tuple[str, Table]]:
         cells = [
             [
                 row.metric,
-                *map(_format_seed_mean, row.means),
-                *map(_format_seed_difference, row.differences[1:], row.p_holm[1:]),
+                *map(_format_mean, row.means),
+                *map(_format_difference, row.differences[1:], row.p_holm[1:]),
             ]
             for row in own
         ]
@@ -529,7 +526,7 @@ def build_comparison_tables(found: Comparison) -> Iterator[tuple[str, Table]]:
             cells = [
                 [
                     row.metric,
-                    *map(_format_problem_difference, row.by_problem[1:], row.by_problem_p_holm[1:]),
+                    *map(_format_difference, row.by_problem[1:], row.by_problem_p_holm[1:]),
                 ]
                 for row in paired
             ]
@@ -582,26 +579,20 @@ def format_setting(value: Any) -> str:
     return "–" if value is None else value if isinstance(value, str) else json.dumps(value)
 
 
-def _format_seed_mean(mean: SeedMean | None) -> str:
+def _format_mean(mean: SeedMean | None) -> str:
     return "–" if mean is None else f"{mean.mean:.3f}{_format_interval(mean)}"
 
 
-def _format_seed_difference(gap: SeedDifference | None, p: float | None) -> str:
+def _format_difference(gap: SeedDifference | ProblemDifference | None, p: float | None) -> str:
     if gap is None or p is None:
         return "–"
-    return f"{gap.over.mean:+.3f}{_format_interval(gap.over, '+')} (p {p:.2g})"
+    return f"{gap.mean:+.3f}{_format_interval(gap, '+')} (p {p:.2g})"
 
 
-def _format_interval(mean: SeedMean, sign: str = "") -> str:
+def _format_interval(mean: SeedMean | ProblemDifference, sign: str = "") -> str:
     if mean.low is None or mean.high is None:
         return ""
     half = mean.high - mean.mean
-    if math.isclose(half, mean.mean - mean.low, abs_tol=1e-9):
+    if isinstance(mean, SeedMean) and math.isclose(half, mean.mean - mean.low, abs_tol=1e-9):
         return f" ± {half:.3f}"
     return f" [{mean.low:{sign}.3f}, {mean.high:{sign}.3f}]"
-
-
-def _format_problem_difference(gap: ProblemDifference | None, p: float | None) -> str:
-    if gap is None or p is None:
-        return "–"
-    return f"{gap.mean:+.3f} [{gap.low:+.3f}, {gap.high:+.3f}] (p {p:.2g})"
