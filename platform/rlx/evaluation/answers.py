@@ -371,18 +371,12 @@ def compute_answer_metrics(
     for answer in answers:
         problems.setdefault(answer.problem, []).append(answer)
     several = min(map(len, problems.values())) > 1
-    stated = _has_calibration(answers)
-    measures = _build_interval_measures(
-        np.array([a.correct for a in answers], dtype=np.float64),
-        np.array([a.confidences[0] for a in answers]) if stated else None,
-    )
-    ids = [a.problem_id for a in answers]
     return _measure_answers(answers) | {
         "problems": len(problems),
         "rewards": _compute_named_means(a.rewards for a in answers),
         "tokens": float(np.mean([a.tokens for a in answers])),
         "truncated": float(np.mean([a.truncated for a in answers])),
-        "intervals": compute_bootstrap_intervals(ids, measures, seed=seed, draws=draws),
+        "intervals": compute_intervals(build_pairs(answers), seed=seed, draws=draws),
         "scaling": measure_answer_scaling([*problems.values()], seed=seed) if several else None,
     }
 
@@ -392,11 +386,11 @@ def _measure_answers(answers: Sequence[ScoredAnswer]) -> dict[str, Any]:
     where too few can be read: see `READABLE`."""
     correct, strata = [a.correct for a in answers], [a.stratum for a in answers]
     metrics: dict[str, Any] = {"n": len(answers), "accuracy": float(np.mean(correct))}
-    if all(a.confidences for a in answers):
-        unparsable = sum(math.isnan(a.confidences[0]) for a in answers)
+    first = [a.confidences[0] for a in answers if a.confidences]
+    if len(first) == len(answers):
+        unparsable = sum(map(math.isnan, first))
         metrics |= {"unparsable": unparsable, "readable_share": 1 - unparsable / len(answers)}
-    if _has_calibration(answers):
-        first = [a.confidences[0] for a in answers]
+    if len(first) == len(answers) and is_readable(first):
         ids = [a.problem_id for a in answers]
         alike = compute_identical_share([a.confidences for a in answers])
         return {**measure_calibration(correct, first, strata, ids), "alike_share": alike}
@@ -405,52 +399,39 @@ def _measure_answers(answers: Sequence[ScoredAnswer]) -> dict[str, Any]:
     return metrics | {"brier": None, "ece": None, "auroc": None, "by_stratum": by_stratum}
 
 
-def _has_calibration(answers: Sequence[ScoredAnswer]) -> bool:
-    """Whether all answers were asked for a confidence, and enough of them state a readable one."""
-    return all(a.confidences for a in answers) and is_readable([a.confidences[0] for a in answers])
-
-
-def compute_recorded_intervals(
-    payload: Mapping[str, Any], names: Collection[str], *, draws: int = DRAWS
+def compute_intervals(
+    pairs: Mapping[str, Any],
+    names: Collection[str] | None = None,
+    *,
+    seed: int = 0,
+    draws: int = DRAWS,
 ) -> dict[str, tuple[float, float] | None]:
-    """95 % intervals over problems of an evaluation's metrics `names`, from its payload of stored
-    answers; without these there are none."""
-    if not payload.get("problem_ids") or not payload.get("correct"):
+    """95 % intervals over problems of an evaluation's metrics, or of those with some names, from
+    what `build_pairs` returns and evaluations record; without it there are none."""
+    if not pairs.get("problem_ids") or not pairs.get("correct"):
         return {}
-    stated = payload.get("confidence")
-    measures = _build_interval_measures(
-        np.array(payload["correct"], dtype=np.float64),
-        None if stated is None else np.array(stated, dtype=np.float64),  # null becomes nan
-    )
-    wanted = {name: measure for name, measure in measures.items() if name in names}
-    return compute_bootstrap_intervals(payload["problem_ids"], wanted, seed=0, draws=draws)
-
-
-def _build_interval_measures(
-    correct: NDArray[np.float64], confidence: NDArray[np.float64] | None
-) -> Any:
-    """Metrics that get intervals, as functions of resampled positions."""
+    correct = np.array(pairs["correct"], dtype=np.float64)
     measures: dict[str, Any] = {"accuracy": lambda at: float(correct[at].mean())}
-    if confidence is None:
-        return measures
-    _, stated = convert_to_pairs(correct, confidence)
-    of_pairs: dict[str, Any] = {
-        "brier": compute_brier,
-        "ece": compute_expected_calibration_error,
-        "ece_debiased": compute_debiased_ece,
-        "mce": compute_maximum_calibration_error,
-        "auroc": compute_auroc,
-        "auroc_one_bit": compute_one_bit_auroc,
-        "aurc": compute_aurc,
-    }
-
-    for name, function in of_pairs.items():
-        measures[name] = lambda at, function=function: function(correct[at], stated[at])
-    losses = compute_clipped_losses(correct, stated)
-    measures["nll"] = lambda at: float(losses[at].mean())
-    measures["mean_confidence"] = lambda at: float(stated[at].mean())
-    measures["signed_gap"] = lambda at: float((stated[at] - correct[at]).mean())
-    return measures
+    found = np.array(pairs.get("confidence") or [], dtype=np.float64)  # None becomes nan
+    if len(found) and is_readable(found):
+        _, stated = convert_to_pairs(correct, found)
+        of_pairs: dict[str, Any] = {
+            "brier": compute_brier,
+            "ece": compute_expected_calibration_error,
+            "ece_debiased": compute_debiased_ece,
+            "mce": compute_maximum_calibration_error,
+            "auroc": compute_auroc,
+            "auroc_one_bit": compute_one_bit_auroc,
+            "aurc": compute_aurc,
+        }
+        for name, function in of_pairs.items():
+            measures[name] = lambda at, function=function: function(correct[at], stated[at])
+        losses = compute_clipped_losses(correct, stated)
+        measures["nll"] = lambda at: float(losses[at].mean())
+        measures["mean_confidence"] = lambda at: float(stated[at].mean())
+        measures["signed_gap"] = lambda at: float((stated[at] - correct[at]).mean())
+    wanted = {name: one for name, one in measures.items() if names is None or name in names}
+    return compute_bootstrap_intervals(pairs["problem_ids"], wanted, seed=seed, draws=draws)
 
 
 def _compute_named_means(named: Iterable[Mapping[str, float]]) -> dict[str, float]:

@@ -265,14 +265,12 @@ def _write_figures(evaluations: Sequence[EvaluationRecord]) -> Iterator[str]:
     rows = [found for found in evaluations if _has_columns(found)]
     names = [name for name in COLUMNS if any(row.metrics.get(name) is not None for row in rows)]
     if rows:
-        from rlx.evaluation import compute_recorded_intervals  # brings the rewards
+        from rlx.evaluation import compute_intervals  # brings the rewards
 
         yield f"| set | when | answers | {' | '.join(COLUMNS[name] for name in names)} |"
         yield f"| --- | --- | ---: |{' ---: |' * len(names)}"
         for row in rows:
-            intervals = row.metrics.get("intervals") or compute_recorded_intervals(
-                row.payload or {}, names
-            )
+            intervals = row.metrics.get("intervals") or compute_intervals(row.payload or {}, names)
             cells = []
             for name in names:
                 value, interval = row.metrics.get(name), intervals.get(name)
