@@ -218,12 +218,6 @@ def test_sentences_and_lines_end_between_tokens(pieces, kept):
     assert [p.tokens for p in cut_points(found, SentenceCuts())] == [0, *inside, len(pieces)]
 
 
-def test_few_cuts_are_spread_over_many_sentences():
-    _, _, found = in_pieces("<think>", *(["x\n"] * 100), "</think>")
-    points = [p.tokens for p in cut_points(found, SentenceCuts(most=4))]
-    assert points == [0, 13, 38, 62, 87, 100]
-
-
 # What is asked ----------------------------------------------------------------------------------
 
 
@@ -306,10 +300,3 @@ def test_a_forced_answer_ends_at_its_tag_or_its_line(continuation, text, wrapped
     response, added = close_forced_answer(question, given_ + continuation, len(given_), ProbeSpec())
     assert response == "<think>so</think>" + text
     assert added is wrapped
-
-
-def test_a_response_that_reasons_on_is_judged_as_it_is():
-    speech, turn, _ = in_pieces("<think>", "1", "</think>")
-    (question,) = asked(speech, turn, schemes=["mistake"], cut=FractionCuts(at=()))
-    whole = "<think>2\nwell</think>\n<answer>1"
-    assert close_forced_answer(question, whole, 8, ProbeSpec()) == (whole, False)

@@ -302,15 +302,3 @@ def test_confidences_are_those_stated_below_the_answer():
     assert [len(a.confidences) for a in found.answered] == [2, 2, 2]
     assert {c for c in said if not math.isnan(c)} == {0.25} and any(map(math.isnan, said))
     assert all(set(s.rewards) == {"accuracy"} for s in found.samples)
-
-
-def test_confidences_are_those_stated_in_the_answer_where_it_is_one_turn():
-    answer = SINGLE.answer.model_copy(update={"spans": ("think", "answer", "confidence")})
-    rollout = SINGLE.model_copy(update={"answer": answer})
-
-    def says(context, seed):
-        return script(context, seed) + ("<confidence>0.5</confidence>" * context.endswith("a?"))
-
-    found = probed(means(says, (RIGHT, named("_said", stated)), rollout), "ab")
-    assert found.answered[0].confidences == (0.5,) and math.isnan(found.answered[1].confidences[0])
-    assert [a.confidences for a in probed(means(), "ab").answered] == [(), ()]

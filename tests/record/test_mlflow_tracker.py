@@ -256,15 +256,10 @@ def test_links_open_the_page_of_training_runs(registry, tmp_path):
         registry.update_run(ids[number], mlflow_run_id=run.format(number), mlflow_experiment_id="7")
         return registry.run(ids[number])
 
-    unsent, first, second = (
-        registry.run(ids[0]),
-        sent(1, "http://mlflow/"),
-        sent(2, "http://mlflow/"),
-    )
-    assert find_mlflow_link([unsent]) is None
-    one = find_mlflow_link([unsent, first])
+    first, second = sent(1, "http://mlflow/"), sent(2, "http://mlflow/")
+    assert find_mlflow_link([registry.run(ids[0])]) is None
+    one = find_mlflow_link([registry.run(ids[0]), first])
     assert one.url == "http://mlflow/#/experiments/7/runs/m1?workflowType=machine_learning"
-    assert one.store is None
     elsewhere = sent(3, "sqlite:///{home}/mlflow.db")
     served = find_mlflow_link([elsewhere])
     assert served.store == "sqlite:///{home}/mlflow.db"

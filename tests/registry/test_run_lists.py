@@ -2,7 +2,6 @@
 
 import pytest
 from filled import ODD, fill
-from sqlalchemy import event
 
 from rlx_registry import Registry
 
@@ -61,17 +60,3 @@ def test_the_last_failure_of_each_run(registry):
         registry.results.add_event("2", "failed", "why", {"exit_code": code}, level="error")
     registry.results.add_event("3", "failed", "why")
     assert registry.queries.failures(["r-0002", "r-0003", "r-0004"]) == {"r-0002": {"exit_code": 3}}
-
-
-def test_a_list_has_as_many_queries_for_many_runs_as_for_one(registry):
-    said: list[str] = []
-
-    def count(ids):
-        said.clear()
-        registry.queries.evaluation_figures(ids)
-        return len(said)
-
-    engine = registry._reader
-    event.listen(engine, "before_cursor_execute", lambda *a: said.append(a[2]))
-    assert count(["r-0001"]) == count([run.id for run in registry.runs()])
-    assert not any("payload" in one for one in said)

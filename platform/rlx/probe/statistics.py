@@ -1,12 +1,10 @@
-"""Statistics of probe results, with intervals over problems.
+"""Statistics of probe results, with intervals over problems; all figures are plain JSON.
 
-Problems are independent; samples of one problem are not. Cut points lie at different shares of
-different reasonings, so each problem's curve is interpolated linearly at the same eleven shares.
-Before its first and after its last point a curve is constant, as the scheme `mistake` is before its
-first mistake.
+Cut points lie at different shares of different reasonings, so each problem's curve is interpolated
+linearly at the same eleven shares. Before its first and after its last point it is constant.
 
 `verbal_conf` is the confidence that the model states. `mc_p_correct` is the share of correct
-answers sampled after its whole reasoning. All figures are plain JSON, as they are recorded.
+answers sampled after its whole reasoning.
 """
 
 import hashlib

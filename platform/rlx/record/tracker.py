@@ -307,7 +307,13 @@ class RunSender:
         """Sends the rows after the cursor, and `more`, which has no cursor."""
         sent = 0
         while rows := self._read_rows(ROWS_AT_ONCE) or more:
-            if not self._add_points(rows):
+            points = [
+                TrackedPoint(row.seq, make_legal_key(row.name), row.step, row.value, row.at)
+                for row in rows
+            ]
+            with self._call_tracker():
+                are_kept = self.tracker.add_points(points)
+            if not are_kept:
                 self._start(again=True)
                 return self._send(more)
             if rows is more:
@@ -315,15 +321,6 @@ class RunSender:
             self._set_cursor("", rows[-1].seq)
             sent += len(rows)
         return sent
-
-    def _add_points(self, rows: Sequence[MetricRow]) -> bool:
-        with self._call_tracker():
-            return self.tracker.add_points(
-                [
-                    TrackedPoint(row.seq, make_legal_key(row.name), row.step, row.value, row.at)
-                    for row in rows
-                ]
-            )
 
     @contextmanager
     def _call_tracker(self) -> Iterator[None]:

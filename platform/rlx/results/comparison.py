@@ -115,14 +115,10 @@ def select_comparable_evaluations(
         for run_id, way in found.items():
             if way == usual:
                 continue
+            why = "its settings, or those of the others, are not recorded"
             if way and usual:
-                differ = (
-                    f"{n} {way[n]} instead of {usual[n]}" for n in usual if way[n] != usual[n]
-                )
-                why = ", ".join(differ)
-            else:
-                whose = "its" if usual else "the others'"
-                why = f"{whose} settings are not recorded"
+                differ = (n for n in way if way[n] != usual[n])
+                why = ", ".join(f"{n} {way[n]} instead of {usual[n]}" for n in differ)
             left.append(Exclusion(name, run_id, why))
     out = {(one.suite, one.run) for one in left}
     kept = {

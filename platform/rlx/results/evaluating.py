@@ -131,13 +131,11 @@ def evaluate(
         request: a run stands for its exported model on its experiment's own sets.
         record: add the results and their plots to the records of the run that trained the model.
         show: called with the progress, in problems.
-        report: called with warnings.
 
     Raises:
         SpecError: the request does not fit the model, or there is no such run or checkpoint.
         InvalidSpec: the suite or an override is invalid.
-        EnvironmentFault: the model's files or the device are missing, or the run's folder cannot be
-            written.
+        EnvironmentFault: the model's files, the device or room on the disk are missing.
         RewardError: no answer of a set could be scored.
     """
     if not isinstance(request, EvaluationRequest):
@@ -379,11 +377,9 @@ def probe_model(
         request: a run stands for its exported model, probed as its experiment says.
         record: add the probes that the run lacks to its records.
         show: called with the progress, in problems.
-        report: called with what the run has already.
 
     Raises:
-        SpecError: the request does not fit the model, or no answer could be probed.
-        InvalidSpec: an override is invalid.
+        SpecError, InvalidSpec: the request does not fit the model, or no answer could be probed.
         EnvironmentFault: the model's files or the device are missing.
     """
     if not isinstance(request, ProbeRequest):

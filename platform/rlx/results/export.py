@@ -22,14 +22,11 @@ from rlx_registry import EvaluationRecord, Registry, RunRecord
 
 
 def export_model(registry: Registry, run: RunRecord, folder: Path, step: str | None) -> int:
-    """Writes a model of a run, which may go on, to a new folder.
+    """Writes a model of a run, which may go on, to a new folder; returns the step that it has.
 
     Args:
         step: of the checkpoint, or `latest`; None takes the newest, or the trained model of a
             finished run that keeps no checkpoints.
-
-    Returns:
-        The step after which the model was written.
 
     Raises:
         SpecError: the folder exists, or the checkpoint is not there, is damaged, or has weights or
@@ -89,15 +86,12 @@ COLUMNS = {
 def write_card(
     registry: Registry, run: RunRecord, step: int, folder: Path, *, with_data: bool
 ) -> None:
-    """Writes a card beside an exported model, with all that another home needs for its figures.
+    """Writes a card beside the model that was exported after `step`, with all that another home
+    needs for its figures.
 
     README.md is the card; experiment.yaml the resolved experiment, which names files of plugins
-    that lie beside it; figures.json all evaluations, and digests of plugins and data.
-
-    Args:
-        step: the step after which the model was exported.
-        folder: of the model.
-        with_data: also copy the data files of the experiment.
+    that lie beside it; figures.json all evaluations, and digests of plugins and data. `with_data`
+    also copies the data files of the experiment.
 
     Raises:
         EnvironmentFault: the folder cannot be written, or a kept plugin or a data file is gone.
@@ -300,13 +294,8 @@ def _say_when(found: EvaluationRecord) -> str:
 
 
 def push_model(folder: Path, name: str, *, private: bool) -> str:
-    """Uploads an exported model to the Hugging Face hub, or to the one that HF_ENDPOINT names.
-
-    Args:
-        name: `OWNER/NAME` of the repository, which is made, `private` or not, if it is not there.
-
-    Returns:
-        The address of the upload.
+    """Uploads an exported model to the Hugging Face hub, or to the one that HF_ENDPOINT names;
+    returns its address. The repository `OWNER/NAME` is made if it is not there.
 
     Raises:
         SpecError: the hub refuses the name or the upload, for instance without a token.

@@ -70,16 +70,12 @@ def evaluate_with(
     record: bool = True,
     report: Report = log_report,
 ) -> ToolEvaluation:
-    """Serves a model to a tool that evaluates it.
+    """Serves a model to a tool that evaluates it, in the interpreter `python`.
 
     Args:
         tool_and_task: `lm_eval:TASK`, a name or a YAML file; or `inspect:FILE`, a Python file.
         target: as for `rlx serve`.
-        python: an interpreter that has the tool.
         limit: number of samples per task; None takes all.
-        overrides: `key=value` of the sections `runner` and `sampler`.
-        record: add the figures to the records of the run that trained the model.
-        report: called with what is done.
 
     Raises:
         SpecError: there is no such tool, task's file, run, model or checkpoint.
