@@ -191,26 +191,6 @@ def test_other_problems_change_nothing(order, count):
 # How it is scored -------------------------------------------------------------------------------
 
 
-def test_a_probe_uses_the_experiments_own_rewards():
-    """One object judges whole responses and samples alike, in calls of the same kind."""
-    seen = []
-
-    def counting(sample):
-        seen.append(sample.response)
-        return 1.0
-
-    mine = named("_seen", counting)
-    found = probed(used := means(rewards=(RIGHT, mine)))
-    assert len(seen) == len(found.answered) + len(found.samples)
-    assert seen == [
-        *(a.text for a in found.answered),
-        *(s.response.text for s in found.samples),
-    ]
-    assert {id(job.reward) for job in used.pool.jobs} == {id(RIGHT.plugin), id(mine.plugin)}
-    assert {job.deadline for job in used.pool.jobs} == {RIGHT.use.deadline}
-    assert all(s.rewards["_seen"].raw == 1.0 for s in found.samples)
-
-
 @each_row("name", "abcdef")
 def test_a_reward_sees_a_sample_as_it_sees_a_training_rollout_that_says_the_same(name):
     levels = build_rollout_plan(SINGLE)
