@@ -10,7 +10,7 @@ export OMP_NUM_THREADS ?= 1
 # What is imported is compiled once, and not by every one of several hundred processes.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: install demo demo-real warm-starts test test-system test-crowded coverage mutants check bench hostile golden docs bias peers credit screenshots suite study shelf release gpu-check clean
+.PHONY: install demo demo-real warm-starts test test-system coverage mutants check bench hostile golden docs bias peers credit screenshots suite study shelf release gpu-check clean
 
 install: $(VENV)/.installed-$(EXTRAS)
 
@@ -56,9 +56,6 @@ coverage: install  ## lines and branches that tests run; an hour or two; ARGS="t
 
 mutants: $(VENV)/.installed-test  ## changes of the algorithm that no test notices: tests/mutants.md; an hour; ARGS="--only platform/rlx/kl.py" for some
 	$(BIN)/python tests/mutants.py --jobs $(WORKERS) $(ARGS)
-
-test-crowded: install  ## make test, three times beside a load generator: an hour; ARGS="--times 1 --busy 4"
-	$(BIN)/python tests/load.py $(ARGS)
 
 check: $(VENV)/.installed-lint  ## formatting, lint, imports, types
 	$(BIN)/ruff format --check .

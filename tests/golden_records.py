@@ -36,11 +36,8 @@ from rlx_registry import STREAMS
 
 
 def agrees(got: Any, expected: Any, rtol: float, atol: float) -> bool:
-    """Whether a value agrees with what is expected, to within the tolerances.
-
-    An object agrees if every key that is expected does. null in a list agrees with anything: what
-    stands outside a mask is not compared.
-    """
+    """Whether a value agrees with what is expected. An object agrees if every key that is expected
+    does; null in a list agrees with anything: what stands outside a mask is not compared."""
     if isinstance(expected, Mapping):
         return isinstance(got, Mapping) and all(
             key in got and agrees(got[key], value, rtol, atol) for key, value in expected.items()
@@ -67,11 +64,9 @@ _INTEGERS = ("rows", "kinds", "lengths", "levels", "slot", "tokens")
 
 
 def parse_tensor(name: str, value: Any) -> Tensor:
-    """An array of a record, or a tensor, as the tensor that an argument of this name takes.
-
-    Masks and `is_*` become bool, ids, levels and counts int64, everything else float64. Ids may be
-    text, which is numbered in order of appearance. null in a number is NaN.
-    """
+    """An array of a record as the tensor that an argument of this name takes: masks and `is_*`
+    become bool, ids, levels and counts int64, everything else float64. Ids may be text, which is
+    numbered in order of appearance. null in a number is NaN."""
     if isinstance(value, Tensor):
         return value
     if name in _BOOLEANS or name.startswith("is_"):
@@ -96,11 +91,8 @@ def _replace_nulls(value: Any) -> Any:
 
 
 def build_credit_inputs(inputs: Mapping[str, Any]) -> CreditInputs:
-    """The inputs of an estimator, from those that a record gives, one with a value per row or more.
-
-    What is left out is neutral: one token per row, one turn that covers the mask, one group, no
-    rewards. A null in `turn_rewards` is a turn that was not rewarded.
-    """
+    """The inputs of an estimator, from those that a record gives. What is left out is neutral; a
+    null in `turn_rewards` is a turn that was not rewarded."""
     named: dict[str, Any] = {
         name: value if name in _PLAIN else parse_tensor(name, value)
         for name, value in inputs.items()
@@ -125,10 +117,7 @@ def build_credit_inputs(inputs: Mapping[str, Any]) -> CreditInputs:
 
 
 def build_mask_batch(inputs: Mapping[str, Any]) -> TokenBatch:
-    """A batch for a mask strategy, from `is_own`, `[B, T]`, and what else a record gives.
-
-    What is left out is neutral: no environment, no end, no span, one turn.
-    """
+    """A batch for a mask strategy, from `is_own`, `[B, T]`, and what else a record gives."""
     named: dict[str, Any] = {
         name: {span: parse_tensor("is_span", tokens) for span, tokens in value.items()}
         if isinstance(value, dict)
@@ -183,7 +172,6 @@ def compute_outputs(record: Mapping[str, Any]) -> dict[str, Any]:
 def parse_arguments(
     function: Any, inputs: Mapping[str, Any], options: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Arguments of a function: placements by name, inputs of estimators in parts."""
     hints = get_type_hints(function)
     arguments: dict[str, Any] = {}
     if CreditInputs in hints.values():
@@ -217,12 +205,8 @@ def _unpack_verdict(verdict: Any) -> dict[str, Any]:
 def compute_policy_loss(inputs: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
     """`value`, the loss without penalties, and `gradient`, `[B, T]` by the log-probabilities.
 
-    Args:
-        inputs: `logprobs`, `old_logprobs`, `advantages` and `mask`, `[B, T]`; `choice_logprobs`
-            from which `covariance` chooses, by default the old ones; `lengths` `[B]` for
-            `aggregate: constant`; `counted` `[B]`, rows that count though none of their tokens
-            learns.
-        options: keys of `loss`.
+    `covariance` chooses by `choice_logprobs`, or else the old ones; `counted` are rows that count
+    though none of their tokens learns.
     """
     spec = TypeAdapter(LossSpec).validate_python(dict(options))
     given = {name: parse_tensor(name, value) for name, value in inputs.items()}
@@ -252,12 +236,8 @@ def compute_policy_loss(inputs: Mapping[str, Any], options: Mapping[str, Any]) -
 
 def compute_teacher_loss(inputs: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
     """The KL penalty alone: `value`, as a run records it, and `gradient`, `[T, V]` by the logits.
-
-    Args:
-        inputs: `logits` and `teacher_logits`, `[T, V]`, and the sampled `tokens`, `[T]`; without
-            them every token counts with its probability, which gives the expectation exactly.
-        options: keys of `loss.kl`.
-    """
+    Without sampled `tokens` every token counts with its probability, which gives the expectation
+    exactly."""
     given = {name: parse_tensor(name, value) for name, value in inputs.items()}
     logits = given["logits"].clone().requires_grad_()
     logprobs, reference = logits.log_softmax(-1), given["teacher_logits"].log_softmax(-1)

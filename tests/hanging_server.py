@@ -1,4 +1,4 @@
-"""A server that accepts every connection and never completes an answer."""
+"""A server that accepts every connection and answers a byte now and then, for ever."""
 
 import socket
 import threading
@@ -9,20 +9,12 @@ DRIP_SECONDS = 0.05
 
 
 class HangingServer:
-    """Accepts connections; "silent" never answers, "drip" sends a byte now and then for ever."""
-
-    def __init__(self, manner):
-        self._manner = manner
+    def __init__(self):
         self._socket = socket.create_server(("127.0.0.1", 0))
         self._connections = []
         self.url = f"http://127.0.0.1:{self._socket.getsockname()[1]}"
         self._accepting = threading.Thread(target=self._accept, daemon=True)
         self._accepting.start()
-
-    @property
-    def accepted(self):
-        """Number of connections so far."""
-        return len(self._connections)
 
     def close(self):
         with suppress(OSError):
@@ -39,8 +31,7 @@ class HangingServer:
             while True:
                 connection, _ = self._socket.accept()
                 self._connections.append(connection)
-                if self._manner == "drip":
-                    threading.Thread(target=self._drip, args=(connection,), daemon=True).start()
+                threading.Thread(target=self._drip, args=(connection,), daemon=True).start()
 
     @staticmethod
     def _drip(connection):
@@ -52,8 +43,8 @@ class HangingServer:
 
 
 @contextmanager
-def serve_hanging(manner):
-    server = HangingServer(manner)
+def serve_hanging():
+    server = HangingServer()
     try:
         yield server
     finally:

@@ -70,12 +70,11 @@ class Home(ReadHome):
         return self.run(done.stdout.strip())
 
     def copy(self, folder: Path) -> "Home":
-        """This home for a test that writes. Its files are links, but for the registry; its runs
-        still name their first folder."""
+        """This home for a test that writes. Its files are links, but for those of the registry."""
         shutil.copytree(self.path, folder / "home", copy_function=os.link)
-        registry = folder / "home" / "registry.db"
-        registry.unlink()
-        shutil.copy(self.path / "registry.db", registry)
+        for file in self.path.glob("registry.db*"):
+            (folder / "home" / file.name).unlink()
+            shutil.copy(file, folder / "home")
         return Home(folder, self.paths)
 
     @contextmanager
@@ -90,7 +89,7 @@ class Home(ReadHome):
             inside.enter_context(patch.dict(os.environ, environment))
             inside.enter_context(patch.object(sys, "path", [*self.paths, *sys.path]))
             inside.enter_context(contextlib.chdir(self.folder))
-            inside.enter_context(patch("rlx.launch.start_stop.start_supervisor", train_run))
+            inside.enter_context(patch("rlx.launch.lifecycle.start_supervisor", train_run))
             yield
 
 

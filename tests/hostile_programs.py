@@ -10,8 +10,6 @@ class HostileProgram:
     """One program.
 
     Attributes:
-        name: its group, and what it does.
-        code: the answer.
         test: passes only if the program reached what it wanted.
         reason: a regular expression for the reason of its score.
     """
@@ -37,14 +35,9 @@ def _attack(body: str, imports: str = "os, sys") -> str:
 def list_hostile_programs(
     canary: str, secret: str, folder: str, port: int, pid: int
 ) -> list[HostileProgram]:
-    """Returns the programs.
-
-    Args:
-        canary: a file outside with `secret` in it; `secret` is in the environment, too.
-        folder: one outside that this user may write to.
-        port: of a server on this machine; a socket in `folder` is called `door`.
-        pid: of a process outside.
-    """
+    """The programs. `canary` is a file outside with `secret` in it, which is in the environment,
+    too; `folder` is outside and may be written to, with a socket `door`; `port` is of a server on
+    this machine, `pid` of a process outside."""
     groups = {
         "reads": _list_readers(canary, secret, folder),
         "writes": _list_writers(canary, folder),

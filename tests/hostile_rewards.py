@@ -50,13 +50,6 @@ def grow(sample):
     return float(len(sample.problem["numbers"]))
 
 
-@reward(scope="siblings")
-def reorder(samples):
-    """1 for each sample, whose order it changes."""
-    samples.reverse()
-    return [1.0 for _ in samples]
-
-
 class Grows(Environment):
     """A game whose state grows in place."""
 

@@ -89,10 +89,7 @@ class Mutant:
     """One change of one file.
 
     Attributes:
-        place: file, line and column.
-        code: the line as it is.
         change: what becomes what.
-        source: the whole changed file.
         tests: what to run.
     """
 
@@ -113,7 +110,6 @@ class Mutant:
 
 
 def find_mutants(room: str, file: str) -> Iterator[Mutant]:
-    """All mutants of a file, in order."""
     source = (ROOT / file).read_bytes()
     lines = source.splitlines(keepends=True)
     starts = [0]
@@ -183,11 +179,7 @@ def _replace(node: Any, **fields: Any) -> Any:
 
 
 def read_fixed_mutants() -> Iterator[Mutant]:
-    """The changes that tests/mutants.yaml lists.
-
-    Raises:
-        ValueError: a text is not in its file exactly once.
-    """
+    """The changes that tests/mutants.yaml lists."""
     for known in yaml.safe_load(LISTS.read_text())["fixed"]:
         file, old, new = known["file"], known["old"], known["new"]
         source = (ROOT / file).read_text()
@@ -273,11 +265,7 @@ def _run_tests(path: str | None, tests: Sequence[str]) -> NoReturn:
 
 
 def check_tests(tests: set[tuple[str, ...]]) -> float:
-    """Runs what is to kill mutants without one; returns the seconds that the longest took.
-
-    Raises:
-        SystemExit: tests fail.
-    """
+    """Runs what is to kill mutants without one; returns the seconds that the longest took."""
     longest = 0.0
     for paths in sorted(tests):
         start = time.monotonic()
@@ -297,11 +285,7 @@ def read_verdicts() -> dict[tuple[str, str, str], str]:
 
 
 def check_verdicts(mutants: Iterable[Mutant]) -> None:
-    """Refuses a verdict on a line that has changed.
-
-    Raises:
-        SystemExit: a verdict is on none of the mutants.
-    """
+    """Refuses a verdict on a line that has changed."""
     stale = read_verdicts().keys() - {(m.file, m.code, m.change) for m in mutants}
     if stale:
         sys.exit("no mutant has this verdict: " + "; ".join(map(" | ".join, sorted(stale))))
@@ -348,7 +332,6 @@ def find_all_mutants() -> dict[str, list[Mutant]]:
 
 
 def draw_mutants(mutants: Sequence[Mutant], count: int, seed: int) -> list[Mutant]:
-    """Some of a room's mutants, in order of their places."""
     drawn = set(sorted(mutants, key=lambda mutant: mutant.rank(seed))[:count])
     return [mutant for mutant in mutants if mutant in drawn]
 

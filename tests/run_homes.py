@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from rlx.launch import find_run_differences
 from rlx_registry import Registry, RunRecord, read_body
 
 RLCR = Path(__file__).parents[1] / "experiments" / "rlcr.yaml"
@@ -64,6 +65,21 @@ class ReadHome:
         """The record of a run."""
         with self.registry() as registry:
             return registry.run(run_id)
+
+    def metrics(self, run_id: str) -> dict[str, list[tuple[int, float]]]:
+        """The points of every curve of a run."""
+        with self.registry() as registry:
+            return registry.results.metrics(run_id)
+
+    def events(self, run_id: str) -> list[Any]:
+        """What a run has told."""
+        with self.registry() as registry:
+            return list(registry.results.events(run_id))
+
+    def differences(self, one: str, other: str) -> list[str]:
+        """What differs between the records of two runs."""
+        with self.registry() as registry:
+            return list(find_run_differences(registry, one, other))
 
     def bodies(self, run: RunRecord) -> Iterator[tuple[int, list[dict[str, Any]], Any]]:
         """Step, trees and index of every step, each file checked against its digest."""

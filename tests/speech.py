@@ -64,3 +64,16 @@ class Hashing:
 
     def tokens(self, text):
         return tuple(map(ord, text)), tuple(-n / 8 for n in range(len(text)))
+
+
+class Speaking(Hashing):
+    """Answers in a dialogue's tokens."""
+
+    def __init__(self, dialogue, texts, context_length=100_000):
+        super().__init__(texts, context_length)
+        self.dialogue = dialogue
+
+    def tokens(self, text):
+        end = self.dialogue.end_ids[:1] if text.endswith("\0") else ()
+        ids = (*self.dialogue.encode(text.removesuffix("\0")), *end)
+        return ids, tuple(-n / 8 for n in range(len(ids)))

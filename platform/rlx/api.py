@@ -65,15 +65,16 @@ def _spread_fields(record: dict[str, Any], *names: str) -> dict[str, Any]:
     return record
 
 
-def _build_token_frame(rows: "Iterable[tuple[Mapping[str, Any], RowAccount]]") -> "pd.DataFrame":
-    """One row per token: the columns that come first, the fields of its row, then those of
-    `rlx.plan.row_accounts.TokenLine`.
-
-    A reward that is placed on the token is `placed/NAME`; 0 where another token has it.
-    """
+def _build_frame(records: Iterable[Mapping[str, Any]]) -> "pd.DataFrame":
     import pandas as pd
 
-    frame = pd.DataFrame(
+    return pd.DataFrame(records)
+
+
+def _build_token_frame(rows: "Iterable[tuple[Mapping[str, Any], RowAccount]]") -> "pd.DataFrame":
+    """One row per token: the columns that come first, the fields of its row, then those of
+    `rlx.plan.row_accounts.TokenLine`, with `placed/NAME` for a reward that is placed on it or 0."""
+    frame = _build_frame(
         {
             **first,
             **{name: getattr(row, name) for name in ("row", "tree", "group", "kind")},
@@ -94,7 +95,6 @@ class Run:
     """A recorded run; each call reads what is recorded now.
 
     Attributes:
-        id: such as `r-0001`.
         registry: URL of its registry.
     """
 
@@ -112,21 +112,18 @@ class Run:
         """`queued`, `submitted`, `running`, `finished`, `failed`, `stopped` or `lost`."""
         return self.record.effective_status
 
-    def wait(self, timeout: float | None = None, *, quiet: bool = False) -> "Run":
-        """Waits until the run has finished, and returns it.
-
-        A notebook or a terminal shows a bar with the newest metrics.
+    def wait(self, timeout: float | None = None) -> "Run":
+        """Waits until the run has finished, and returns it; a notebook shows its progress.
 
         Args:
             timeout: longest wait, in seconds; None waits as long as the run takes.
-            quiet: show nothing.
 
         Raises:
             RlxError: the run failed, was stopped or is lost; the kind of error is the one that
                 the run ended with.
             TimeoutError: the run has not ended in time; it goes on.
         """
-        with _open_bar(quiet=quiet) as show:
+        with _open_bar() as show:
             record = watch_run(self.id, self.registry, timeout=timeout, show=show)
         with open_registry(self.registry) as registry:
             code = get_run_exit_code(registry, record) or 0
@@ -136,11 +133,7 @@ class Run:
         return self
 
     def stop(self) -> None:
-        """Stops the run between two steps, with a checkpoint; a second call stops it at once.
-
-        Raises:
-            SpecError: the run is not running.
-        """
+        """Stops the run between two steps, with a checkpoint; a second call stops it at once."""
         with open_registry(self.registry, read_only=False) as registry:
             stop_run(registry, self.id, report=log_report)
 
@@ -150,7 +143,7 @@ class Run:
 
         Args:
             overrides: `path.to.key=value` of `runner` and `tracking`.
-            report: called with what has become of the run's plugins since.
+            report: gets warnings of plugins that have changed.
 
         Raises:
             SpecError: the run has not ended early, its data have changed, or the overrides would
@@ -166,7 +159,7 @@ class Run:
                 owner = f"process {found.pid}{where}"
                 raise SpecError(f"{self.id} still has a supervisor, {owner}: rlx stop {self.id}")
             raise SpecError(f"{self.id} is {found.effective_status}: nothing to resume")
-        spec = _build_resumed_spec(found, overrides)
+        spec = _build_resumed_spec(found, overrides) if overrides else None
         require_same_data(found)
         # What keeps plugins from working is the run's to say.
         with suppress(RlxError, ValueError):
@@ -187,16 +180,12 @@ class Run:
         card: bool = False,
         with_data: bool = False,
     ) -> Path:
-        """Writes the run's model to a new folder, in the Hugging Face layout, and returns it.
+        """Writes the run's model to a new folder, in the Hugging Face layout; returns the folder.
 
         Args:
-            folder: the new folder.
             step: of the checkpoint; None takes the newest, or the trained model.
             card: also write a card, with the experiment and its figures.
             with_data: with a card: copy the task's data files too.
-
-        Raises:
-            SpecError: the folder exists, or no checkpoint can be exported.
         """
         if with_data and not card:
             raise SpecError("with_data belongs to card")
@@ -211,22 +200,16 @@ class Run:
         return target
 
     def check(self, step: int | None = None) -> "AuditReport":
-        """Computes the run's scores, masks, rewards and advantages again from its records.
-
-        Args:
-            step: only this one; None checks all that are stored.
-        """
+        """Computes scores, masks, rewards and advantages again from the records of a step, or of
+        all that are stored."""
         from rlx.results import check_run  # imports torch
 
         with open_registry(self.registry) as registry:
             return check_run(registry, registry.run(self.id), step)
 
     def plot(self) -> "Pictures":
-        """Draws what is recorded so far: calibration, curves, probes.
-
-        The files are in the run's folder, and replace earlier ones; trackers have those of a run
-        that has ended.
-        """
+        """Draws what is recorded so far, calibration, curves and probes, into the run's folder, and
+        sends the files to the trackers of a run that has ended."""
         from rlx.run import draw_run_pictures  # imports scipy
 
         folder = locate_run_folder(self.record)
@@ -237,11 +220,7 @@ class Run:
         return Pictures(tuple(drawn))
 
     def metrics(self, *names: str) -> "pd.DataFrame":
-        """One row per step, one column per metric, such as `train/kl`.
-
-        Args:
-            names: the metrics; without any, all.
-        """
+        """One row per step, one column per metric, such as `train/kl`; without names, all."""
         import pandas as pd
 
         with open_registry(self.registry) as registry:
@@ -253,11 +232,9 @@ class Run:
 
     def evaluations(self) -> "pd.DataFrame":
         """One row per evaluation and probe: `step`, `label`, `suite`, and its plain metrics."""
-        import pandas as pd
-
         with open_registry(self.registry) as registry:
             found = registry.results.evaluations(self.id)
-        return pd.DataFrame(
+        return _build_frame(
             {
                 "step": one.step,
                 "label": one.label,
@@ -273,9 +250,6 @@ class Run:
         Args:
             suite: name of the evaluated set, as in `evaluations`.
             label: `before` or `after` training, or `step`; the newest such evaluation is taken.
-
-        Raises:
-            SpecError: there is no such evaluation, or its answers are not recorded.
         """
         import pandas as pd
 
@@ -293,19 +267,12 @@ class Run:
         """One row per trained turn: problem, raw rewards, advantage, length, the text's beginning.
 
         Raw rewards are `rewards/NAME`, values of the whole row `scores/NAME`; NaN where absent.
-
-        Args:
-            steps: training steps; without any, all that are stored.
-
-        Raises:
-            SpecError: the run has stored no rollouts of such a step.
+        Without steps, all that are stored.
         """
-        import pandas as pd
-
         with open_registry(self.registry) as registry:
             wanted = select_rollout_steps(registry, registry.run(self.id), steps)
             index = {step: registry.results.rollout_index(self.id, step) for step in wanted}
-        return pd.DataFrame(
+        return _build_frame(
             {"step": step, **_spread_fields(asdict(row), "rewards", "scores")}
             for step, rows in index.items()
             for row in rows
@@ -314,12 +281,7 @@ class Run:
     def trajectories(self, *steps: int) -> "pd.DataFrame":
         """One row per token of the trained rows: text, author, mask, rewards, advantage, weight.
 
-        Args:
-            steps: training steps; without any, the newest that is stored.
-
-        Raises:
-            SpecError: the run has stored no rollouts of such a step.
-            RegistryError: a file is missing, or another version of rlx wrote it.
+        Without steps, those of the newest that is stored.
         """
         with open_registry(self.registry) as registry:
             run = registry.run(self.id)
@@ -337,11 +299,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Pictures:
-    """Files of pictures, each as PNG and SVG; a notebook shows them.
-
-    Attributes:
-        files: the files; none if there is nothing to draw yet.
-    """
+    """Files of pictures, each as PNG and SVG, that a notebook shows."""
 
     files: tuple[Path, ...]
 
@@ -355,9 +313,9 @@ class Pictures:
 
 
 @contextmanager
-def _open_bar(*, quiet: bool) -> Iterator[Callable[[Progress], None]]:
+def _open_bar() -> Iterator[Callable[[Progress], None]]:
     """Shows the progress of a run in a notebook; elsewhere nothing."""
-    if quiet or "ipykernel" not in sys.modules:
+    if "ipykernel" not in sys.modules:
         yield lambda progress: None
         return
     from IPython.display import HTML, display
@@ -373,14 +331,8 @@ def _open_bar(*, quiet: bool) -> Iterator[Callable[[Progress], None]]:
     yield show
 
 
-def _build_resumed_spec(run: RunRecord, overrides: tuple[str, ...]) -> ExperimentSpec | None:
-    """Returns the run's experiment with the overrides; None without overrides.
-
-    Raises:
-        SpecError: the overrides would make it another experiment.
-    """
-    if not overrides:
-        return None
+def _build_resumed_spec(run: RunRecord, overrides: tuple[str, ...]) -> ExperimentSpec:
+    """The run's experiment with the overrides; SpecError if they make it another experiment."""
     read, plugins = check_file(locate_run_folder(run).resolved_spec, overrides)
     if not is_spec_of_run(read.spec, run):
         raise SpecError(
@@ -398,9 +350,6 @@ def open_run(name: str = "latest", *, registry: str | None = None) -> Run:
         name: its id, its number, or `latest`.
         registry: URL of the registry; None takes that of the command line: `RLX_REGISTRY`, or the
             one in `RLX_HOME`.
-
-    Raises:
-        SpecError: there is no such run.
     """
     if not isinstance(name, str):
         raise SpecError(f"a run is named by text, such as 'latest', not by a {type(name).__name__}")
@@ -412,13 +361,7 @@ def open_run(name: str = "latest", *, registry: str | None = None) -> Run:
 def list_runs(
     *, name: str | None = None, group: str | None = None, registry: str | None = None
 ) -> list[Run]:
-    """Lists runs, newest first.
-
-    Args:
-        name: only runs of this experiment.
-        group: only runs of this group.
-        registry: URL of the registry, as in `open_run`.
-    """
+    """Lists runs, newest first: those of the experiment `name`, and of the group."""
     url = get_registry_url(registry)
     with open_registry(url) as opened:
         return [Run(run.id, url) for run in opened.runs(name=name, group=group)]
@@ -427,12 +370,10 @@ def list_runs(
 def check_submission(
     experiments: Sequence[tuple[LoadedSpec, ExperimentPlugins]], *, elsewhere: bool, rehearse: bool
 ) -> tuple[list[tuple[LoadedSpec, ExperimentPlugins]], tuple[Diagnostic, ...]]:
-    """Checks what experiments need of this machine, and rehearses them.
+    """Checks what experiments need of this machine, and sends synthetic rollouts through them.
 
     Args:
-        experiments: those to be submitted together, each with its plugins.
         elsewhere: another machine may run them, so what this one lacks is only a warning.
-        rehearse: whether to send synthetic rollouts through them.
 
     Returns:
         The experiments, with the warnings of their rehearsals; and every warning once.
@@ -463,7 +404,6 @@ class Experiment:
     Attributes:
         path: its file; `<python>` for one that was given as a mapping.
         loaded: its spec, with the place of every value.
-        plugins: its plugins.
     """
 
     path: Path
@@ -573,7 +513,7 @@ def read(source: Source, *overrides: str) -> Experiment:
         source: a YAML file, or what it would hold; paths are then relative to the current folder.
             A function or class that stands for a plugin is kept by its source, with what it uses
             of its module.
-        overrides: `path.to.key=value`, as of `--set`.
+        overrides: `path.to.key=value`.
 
     Raises:
         InvalidSpec: a `SpecError` that names every fault with its line.
@@ -592,15 +532,7 @@ def read(source: Source, *overrides: str) -> Experiment:
 
 
 def validate(source: Source, *overrides: str) -> tuple[Diagnostic, ...]:
-    """Returns every error and warning of an experiment; empty if it is flawless.
-
-    Args:
-        source: a YAML file, or what it would hold, as in `read`.
-        overrides: `path.to.key=value`, as of `--set`.
-
-    Raises:
-        SpecError: the file cannot be read.
-    """
+    """Returns every error and warning of an experiment, for which `read` raises InvalidSpec."""
     try:
         return read(source, *overrides).plugins.warnings
     except InvalidSpec as error:
@@ -629,15 +561,9 @@ def submit(
 def compare(*names: str, registry: str | None = None) -> Comparison:
     """Compares recipes over their seeds: what they differ in, and their metrics.
 
-    `to_frame()` of the result has one row per suite, metric and recipe.
-
     Args:
         names: runs, groups, or names of experiments; runs that differ in their seed alone form one
             recipe.
-        registry: URL of the registry; None takes that of the command line.
-
-    Raises:
-        SpecError: a name is unknown, or none of the runs has finished.
     """
     with open_registry(get_registry_url(registry)) as opened:
         return compare_recipes(opened, names)
@@ -663,11 +589,6 @@ def score(
     Returns:
         One row per response: `line`, `id`, `status` (`scored` or `absent`), `score`, `reason`, and
         the parts of the score as `parts/NAME`.
-
-    Raises:
-        SpecError: the options do not fit.
-        PluginError: the plugin is missing or broken.
-        EnvironmentFault: the file cannot be read.
     """
     name = reward if isinstance(reward, str) else keep_plugin_source(reward)
     plugin = build_reward(name, overrides)
@@ -680,8 +601,6 @@ def score(
             raise SpecError("responses are a file, or a list with a mapping for each response")
         encoded = (json.dumps(dict(one)).encode() for one in given)
         scored = [*score_lines(plugin, encoded, workers=workers, deadline=deadline)]
-    import pandas as pd
-
-    return pd.DataFrame(
+    return _build_frame(
         _spread_fields(line.to_plain_dict(), "parts") for batch in scored for line in batch
     )

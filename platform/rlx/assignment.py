@@ -43,8 +43,6 @@ from rlx.train_batch import CreditRules, Estimate, RowScores, ScoredRows, TokenS
 
 
 class TokenWeights(NamedTuple):
-    """Weights of token losses; the fields of `TrainBatch` with the same names."""
-
     weights: Tensor
     entropy_weights: Tensor
     wanted: Tensor
@@ -195,7 +193,6 @@ def compute_token_weights(
 def compute_row_scores(
     rewards: CreditInputs, placed: PlacedRewards, returns: Tensor, mask: Tensor
 ) -> RowScores:
-    """The three scores of each row."""
     return RowScores(
         total_score=structured_scores(
             rewards.turn_rewards, rewards.turn_present, rewards.global_rewards
@@ -209,12 +206,7 @@ def split_mini_batches(train: TrainBatch, parts: int, rules: CreditRules) -> lis
     """Splits a batch for several optimizer steps: parts of equally many prompts, in order.
 
     A part has the whole batch's rows, advantages and returns, but only its own rows learn, and the
-    loss averages over these.
-
-    Args:
-        train: the batch of a step.
-        parts: how many; fewer if the batch has fewer prompts.
-        rules: what the weights of a part are computed by.
+    loss averages over these. There are fewer parts if the batch has fewer prompts.
 
     Reference:
         PPO, arXiv 1707.06347, algorithm 1: minibatches.
@@ -286,15 +278,9 @@ def build_scored_rows(
     without: Collection[Place],
     mask: Tensor | None = None,
 ) -> ScoredRows | None:
-    """Flattens trees into rows with rewards and loss mask; None if no row is left.
-
-    Args:
-        setup: the phase's temperatures and mask strategy.
-        trees: the step's trees.
-        table: rewards of `trees`.
-        without: rows to leave out, each as `(tree, segment)` of its last turn.
-        mask: `[B, T]` bool a known loss mask, instead of the strategy's.
-    """
+    """Flattens trees into rows with rewards and loss mask, without those rows, each `(tree,
+    segment)` of its last turn; None if no row is left. A known `mask` takes the place of the
+    strategy's."""
     if all((row.tree, row.segment) in without for row in list_batch_rows(trees)):
         return None
     batch = build_token_batch(trees, temperatures=setup.temperatures, without=without)
@@ -336,11 +322,11 @@ def join_row_rewards(
     label: str | None = None,
     over: Literal["path", "prompt"] = "path",
 ) -> ScoredRows:
-    """Sums the table's weighted rewards per row of a batch with a loss mask.
+    """Sums the table's weighted rewards per row of a batch with a loss mask; turn k is at column k
+    - 1.
 
-    Turn number k is at column k - 1. A missing turn reward is marked in `turn_present`, since it
-    is not the same as a reward of 0. `label` names the turn reward of `CreditInputs.labels`, and
-    `over` says whether it is the row's own or the mean over its prompt.
+    `label` names the turn reward of `CreditInputs.labels`, and `over` says whether it is the row's
+    own or the mean over its prompt.
     """
     shape = tuple(batch.state_ids.shape)
     turns, present = torch.zeros(shape), torch.zeros(shape, dtype=torch.bool)

@@ -129,15 +129,11 @@ def build_token_batch(
     temperatures: Mapping[str, float] | None = None,
     without: Collection[tuple[int, int]] = (),
 ) -> TokenBatch:
-    """Flattens `trees` into a batch of rows.
+    """Flattens trees into a batch of rows, in the order of `list_batch_rows`.
 
     Args:
-        trees: the step's trees.
         temperatures: sampling temperature of each kind of turn; 1 for kinds not listed.
         without: (tree, segment) of rows to leave out, such as those that could not be scored.
-
-    Returns:
-        One row per sample, in the order of `list_batch_rows`.
 
     Raises:
         ShapeError: no row is left.
@@ -175,7 +171,6 @@ class _BatchBuffer:
         self.temperatures = np.ones(shape, dtype=np.float32)
 
     def fields(self) -> dict[str, Any]:
-        """The fields as tensors, by their names in `TokenBatch`."""
         return {
             name: {k: torch.from_numpy(v) for k, v in value.items()}
             if isinstance(value, dict)
@@ -186,7 +181,6 @@ class _BatchBuffer:
     def write(
         self, b: int, row: BatchRow, tree: RolloutTree, temperatures: Mapping[str, float]
     ) -> None:
-        """Writes one row, segment by segment."""
         start = 0
         for index in tree.path(row.segment):
             segment = tree.segments[index]

@@ -5,8 +5,6 @@ state that the next step needs. It holds the engines' own files in `policy` and 
 state in `state.json`, and a manifest whose digest the registry records. Seeds are derived from the
 position in the data, so sampling and scoring only need the data cursor.
 
-A fork starts a run from another run's checkpoint, with its own experiment.
-
 This module does not import torch at the top level, because submissions read checkpoints too.
 """
 
@@ -72,11 +70,9 @@ class RunState:
         beta: adaptive β of KL in the reward; None if it is fixed.
         states: state carried over by each estimator, by its name.
         critic: number of steps in which the critic was trained.
-        ranks: number of ranks that wrote the checkpoint.
-        zero_stage: ZeRO stage under which it was written.
-        dtype: dtype of the trained weights.
-        digest: digest of the experiment.
-        version: version of rlx.
+        ranks, zero_stage, dtype: by how many ranks it was written, under which ZeRO stage, and the
+            dtype of the trained weights.
+        digest: of the experiment.
     """
 
     step: int
@@ -130,10 +126,6 @@ def write_checkpoint(
 
     Args:
         root: folder of the run's checkpoints.
-        state: state of the run.
-        learner: saves the policy.
-        critic: saved too, unless None.
-        ranks: synchronises the ranks.
         keep: number of checkpoints to keep, including this one.
 
     Returns:
@@ -167,7 +159,6 @@ def write_checkpoint(
 
 
 def folder_name(step: int) -> str:
-    """Folder name of the checkpoint of a step."""
     return f"{PREFIX}{step:06d}"
 
 
@@ -224,8 +215,7 @@ def find_checkpoint(root: Path, step: str, recorded: Recorded) -> Path:
 def copy_checkpoint(root: Path, step: str, recorded: Recorded, aside: Path) -> Path:
     """Copies the checkpoint that `find_checkpoint` returns into the folder `aside`.
 
-    The copy remains when a running run removes its old checkpoints. If one is removed while it is
-    being copied, the search starts again.
+    If a running run removes it meanwhile, the search starts again.
 
     Raises:
         CheckpointError: there is none, or it is damaged.
@@ -250,9 +240,6 @@ def convert_checkpoint(folder: Path, root: Path) -> Path:
     Args:
         folder: an undamaged checkpoint, written under ZeRO stage 1, 2 or 3.
         root: folder of the conversion, which stays until the next checkpoint is written.
-
-    Raises:
-        RlxError: DeepSpeed cannot convert it.
     """
     from rlx.learner import convert_checkpoints  # imports torch
 
@@ -290,16 +277,8 @@ def load_checkpoint(
     """Loads weights and optimizers; every rank calls it, after one rank has verified the folder.
 
     Args:
-        folder: the checkpoint.
-        learner: receives the policy.
-        critic: receives the critic's part, unless None.
         universal: whether the folder was made by `convert_checkpoint`.
-
-    Raises:
-        CheckpointError: the critic's part is missing.
     """
-    if critic is not None and not (folder / CRITIC).is_dir():
-        raise CheckpointError(f"{folder.name} has no critic")
     learner.engine.load(folder / POLICY, universal=universal)
     if critic is not None:
         critic.engine.load(folder / CRITIC, universal=universal)
@@ -311,7 +290,6 @@ def write_weights(
     """Writes a checkpoint's policy in the Hugging Face layout, as a finished run exports its model.
 
     Args:
-        spec: spec of the run.
         checkpoint: folder of a verified checkpoint.
         folder: folder to create.
         tokenizer: `RunFolder.tokenizer` of the run.
@@ -345,15 +323,11 @@ def write_weights(
     except RuntimeError as error:
         raise RlxError(f"{checkpoint.name} belongs to another model: {error}") from error
     weights = merged_weights(policy.model)
-    for name, value in weights.items():
-        if not value.isfinite().all():
-            raise DivergedModelError(f"{checkpoint.name} is not sound: its {name} is not finite")
     with torch.no_grad():
         logits = policy.model(input_ids=torch.tensor([[0, 1]])).logits
-    if not logits.isfinite().all():
-        raise DivergedModelError(
-            f"{checkpoint.name} is not sound: the model's logits are not finite"
-        )
+    for name, value in {**weights, "logits": logits}.items():
+        if not value.isfinite().all():
+            raise DivergedModelError(f"{checkpoint.name} is not sound: its {name} is not finite")
     write_model(policy, weights, adapter_weights(policy.model), folder)
 
 
@@ -361,10 +335,10 @@ HERE: KeyPath = ("from_checkpoint",)
 
 
 def pin_checkpoint(registry: Registry, read: LoadedSpec) -> LoadedSpec:
-    """Resolves and checks `from_checkpoint` of an experiment.
+    """Resolves and checks `from_checkpoint` of an experiment, if it has one.
 
     A run name and `latest` are replaced by the run's id and the step, so that the spec's digest
-    identifies one checkpoint. A spec without `from_checkpoint` is returned unchanged.
+    identifies one checkpoint.
 
     Raises:
         InvalidSpec: the checkpoint is missing, damaged, or does not fit the experiment.
@@ -422,13 +396,10 @@ def _check_origin_fit(
 ) -> Iterator[Diagnostic]:
     """Reasons why an experiment cannot start from a checkpoint."""
     if state.step >= spec.steps:
-        message = (
-            f"phases have {spec.steps} steps, but {run.id} had already taken {state.step} at the "
-            "checkpoint: no steps remain"
-        )
-        yield build_error(
-            ("phases",), message, "steps are counted from that run's first step", against=HERE
-        )
+        taken = f"{run.id} had already taken {state.step} at the checkpoint"
+        message = f"phases have {spec.steps} steps, but {taken}: no steps remain"
+        advice = "steps are counted from that run's first step"
+        yield build_error(("phases",), message, advice, against=HERE)
     ours, theirs = dict(spec.dump_resolved()["model"]), dict(run.spec["model"])
     for model in (ours, theirs):  # another reference changes no weight
         model.pop("reference", None)
@@ -450,9 +421,8 @@ def _check_origin_fit(
         yield build_error(("critic",), message, "add `critic`, as in that run", against=HERE)
     if spec.critic is not None and not (folder / CRITIC).is_dir():
         message = f"the experiment has a critic, but the checkpoint of {run.id} has none"
-        yield build_error(
-            ("critic",), message, "remove `critic`, or start from a run that had one", against=HERE
-        )
+        advice = "remove `critic`, or start from a run that had one"
+        yield build_error(("critic",), message, advice, against=HERE)
 
 
 def _find_differences(

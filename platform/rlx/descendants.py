@@ -29,8 +29,8 @@ _PAUSE, _LONGEST_PAUSE = 0.02, 0.25
 def adopt_orphans() -> None:
     """Makes this process the parent of its descendants whose parents end.
 
-    What `kill_descendants` needs is imported here: a signal handler that calls it may interrupt
-    another call of it, and a half-done import would fail or wait for itself.
+    psutil is imported here: a signal handler may interrupt `kill_descendants`, and a half-done
+    import would fail or wait for itself.
     """
     import psutil  # noqa: F401
 
@@ -77,7 +77,6 @@ def kill_descendants(patience: float = 0.0, spare: Collection[int] = ()) -> None
 
 
 def list_descendants(pid: int) -> list[psutil.Process]:
-    """The descendants of a process."""
     import psutil
 
     found: list[psutil.Process] = []
@@ -87,7 +86,6 @@ def list_descendants(pid: int) -> list[psutil.Process]:
 
 
 def kill_processes(processes: Iterable[psutil.Process]) -> None:
-    """Kills processes, unless they have ended."""
     import psutil
 
     for process in processes:

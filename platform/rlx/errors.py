@@ -1,15 +1,5 @@
 """Every exception that rlx raises on purpose, with the exit code of a command that ends with it.
 
-* RlxError               1  a run failed, or rlx has a bug
-  x SpecError            2  the YAML or the command line asks for something impossible
-  x PluginError          3  a plugin is missing, broken, or requires a newer rlx
-  x EnvironmentFault     4  this machine lacks something: a device, a package, model files, disk
-  x RegistryError        5  the run registry cannot be read or written
-  x ShapeError           1  two tensors disagree in shape; the code that built them has a bug
-  x TreeError            1  a rollout tree is malformed; the code that built it has a bug
-  x RewardError          1  a reward failed under the policy `on_error: fail`
-  x DivergedModelError   1  the model's weights or logits are not finite
-
 Built-in exceptions (ValueError, TypeError) are for misuse of a single function.
 """
 
@@ -17,7 +7,7 @@ from typing import ClassVar
 
 
 class RlxError(Exception):
-    """Base class of every exception that rlx raises on purpose."""
+    """Base class; by itself, a run failed, or rlx has a bug."""
 
     exit_code: ClassVar[int] = 1
 
@@ -82,10 +72,8 @@ OUT_OF_MEMORY_TEXTS = (
 
 
 def is_out_of_memory(error: BaseException | None) -> bool:
-    """Whether an exception was caused by a GPU without free memory.
-
-    Only torch's allocator raises `torch.OutOfMemoryError`; others say it in a `RuntimeError`.
-    """
+    """Whether an exception was caused by a GPU without free memory: torch's allocator raises
+    `torch.OutOfMemoryError`, others say it in a `RuntimeError`."""
     seen: set[int] = set()  # a cause may have been raised again because of what it caused
     while error is not None and id(error) not in seen:
         seen.add(id(error))

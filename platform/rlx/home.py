@@ -125,9 +125,7 @@ class RunFolder:
         return self.reserve.exists()
 
     def probe(self, step: int) -> Path:
-        """Probe samples of one step."""
         return self.root / "probes" / f"step_{step:06d}.parquet"
 
     def rollouts(self, step: int) -> Path:
-        """Rollout bodies of one step."""
         return self.root / "rollouts" / f"step_{step:06d}.parquet"

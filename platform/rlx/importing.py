@@ -47,12 +47,9 @@ def hide_packages(*names: str) -> Iterator[None]:
 def speed_up_imports() -> Iterator[None]:
     """Halves the import time of a process that imports everything it needs at once.
 
-    Garbage collection is off inside the block. Imported objects live until the process ends, so
-    are frozen and the garbage collector never scans them. Nothing is hidden once transformers has
-    been imported, since it remembers which packages it has found.
-
-    transformers looks up which distribution each installed package is of, to know its version: the
-    files of all of them are read for a dozen packages, whose distributions are called like them.
+    Garbage collection is off inside the block, and imported objects are never scanned after it.
+    transformers would read the files of all distributions to know the versions of a dozen, which
+    are called like their packages; it remembers which packages it has found.
     """
     beside = () if "transformers" in sys.modules else BESIDE
     collecting, look_up = gc.isenabled(), importlib.metadata.packages_distributions
@@ -82,12 +79,9 @@ class ImportAbortedError(BaseException):
 
 @contextmanager
 def guard_import() -> Iterator[None]:
-    """Stops an import in the block that hangs or that ends the process by `os._exit`.
+    """Raises `ImportAbortedError` where an import in the block hangs or calls `os._exit`.
 
     Time is limited only in the main thread, and unless a timer runs.
-
-    Raises:
-        ImportAbortedError: the import hangs, or calls `os._exit`.
     """
 
     def refuse(code: int) -> NoReturn:
@@ -123,11 +117,7 @@ def _limit_import_time() -> Iterator[None]:
 
 
 def finds_module(python: str, module: str) -> bool:
-    """Whether an interpreter finds a top-level module, wherever it is started.
-
-    Raises:
-        OSError: the interpreter cannot be started.
-    """
+    """Whether an interpreter finds a top-level module, wherever it is started."""
     find = "import importlib.util, sys; sys.exit(importlib.util.find_spec(sys.argv[1]) is None)"
     return subprocess.run([python, "-P", "-c", find, module], check=False).returncode == 0
 

@@ -25,16 +25,10 @@ CLAMP = 5.0
 
 
 def kl_terms(logprobs: Tensor, reference: Tensor, kind: KlKind) -> Tensor:
-    """KL estimate of each token.
+    """KL estimate of each token, `[...]` nats, from log-probabilities of the same tokens.
 
-    Args:
-        logprobs: `[...]` nats under the policy that the penalty keeps near the reference.
-        reference: `[...]` nats of the same tokens under the reference policy.
-        kind: k1 (also kl), abs, k2 (also mse) or k3 (also low_var_kl). k3 clamps x to ±5, not its
-            own value, as KG-R1 does; beyond the clamp its gradient is 0.
-
-    Returns:
-        `[...]` nats; k1 may be negative. NaN in, NaN out: apply the mask before summing.
+    k3 clamps x to ±5, not its own value, as KG-R1 does; beyond the clamp its gradient is 0. NaN in,
+    NaN out: apply the mask before summing.
 
     Raises:
         ValueError: `kind` is none of these.
@@ -67,20 +61,9 @@ def subtract_kl_penalty(
     beta: float,
     kind: KlKind,
 ) -> Tensor:
-    """Token rewards minus the KL penalty of their tokens.
+    """`[B, T]` token rewards minus the KL penalty of their tokens.
 
         rₜ ← rₜ - β · KLₜ   in the mask, 0 outside it
-
-    Args:
-        token_rewards: `[B, T]` rewards as placed.
-        old_logprobs: `[B, T]` nats under the old policy.
-        reference_logprobs: `[B, T]` nats under the reference policy.
-        mask: `[B, T]` bool; nothing outside it is read.
-        beta: β, from the controller.
-        kind: KL estimator, as in `kl_terms`.
-
-    Returns:
-        `[B, T]`.
 
     Reference:
         Ziegler et al., arXiv 1909.08593, equation 2; KG-R1, arXiv 2509.26383.
@@ -90,12 +73,8 @@ def subtract_kl_penalty(
 
 
 def mean_kl(terms: Tensor, mask: Tensor) -> Tensor:
-    """`[]` mean KL over rows of the mean over a row's tokens: the input of the controller.
-
-    Args:
-        terms: `[B, T]` from `kl_terms`.
-        mask: `[B, T]` bool. Rows without tokens are skipped; NaN if no row has any.
-    """
+    """`[]` mean KL over rows of the mean over a row's tokens in the mask: the input of the
+    controller. Rows without tokens are skipped; NaN if no row has any."""
     tokens = mask.sum(dim=1)
     sums = torch.where(mask, terms, terms.new_zeros(())).sum(dim=1)
     return (sums / tokens.clamp(min=1))[tokens > 0].mean()
@@ -107,13 +86,6 @@ def adapt_beta(
     """The KL coefficient after `steps` samples with a mean KL of `current_kl` nats per token.
 
         β ← β · (1 + clip(KL / target - 1, ±0.2) · steps / horizon)
-
-    Args:
-        beta: β before.
-        current_kl: nats per token.
-        target: nats per token.
-        horizon: how slowly β adapts, in the unit of `steps`.
-        steps: number of samples.
 
     Raises:
         ValueError: `current_kl` is NaN.
@@ -129,20 +101,15 @@ def adapt_beta(
 
 @dataclass(frozen=True, kw_only=True)
 class KlCoefficient:
-    """A KL coefficient, constant or moving the measured KL towards a target by `adapt_beta`.
-
-    Attributes:
-        beta: β, the only state that changes.
-        target: nats per token; None for a constant β.
-        horizon: how slowly β adapts, in the unit of `steps`.
-    """
+    """A KL coefficient, constant or moving the measured KL towards `target`, nats per token, by
+    `adapt_beta`."""
 
     beta: float
     target: float | None = None
     horizon: float = math.inf
 
     def update(self, current_kl: float, steps: int) -> "KlCoefficient":
-        """Returns the coefficient after `steps` samples with a mean KL of `current_kl`.
+        """The coefficient after `steps` samples with a mean KL of `current_kl`.
 
         Raises:
             ValueError: β adapts, and `current_kl` is NaN.

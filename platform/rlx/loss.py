@@ -1,12 +1,8 @@
-"""The loss, from independent choices: ratio, surrogate and aggregation, plus an entropy bonus. The
-expected score of a stated confidence takes the place of its sampled credit. The value loss of the
-critic is separate.
+"""The loss, from independent choices: ratio, surrogate and aggregation, plus an entropy bonus.
 
-The KL penalty is `rlx.kl.kl_terms` against the reference policy, a term of the token loss.
-
-Aggregation is a weight per token, computed once for the whole optimiser step: the loss is
-Σ weight · token loss over every micro-batch and rank. The gradient is therefore the same however
-the batch is split, and denominators are always global.
+Aggregation is a weight per token, computed once for the whole optimiser step: the loss is Σ weight
+· token loss over every micro-batch and rank. The gradient is therefore the same however the batch
+is split, and denominators are always global.
 """
 
 import math
@@ -41,12 +37,7 @@ def sequence_log_ratio(log_ratio: Tensor, rows: Tensor) -> Tensor:
 
         log sᵢ = 1/|yᵢ| Σₜ log rᵢₜ
 
-    Args:
-        log_ratio: `[M]` nats; all learning tokens of every row present.
-        rows: `[M]` int64 row of each token.
-
-    Returns:
-        `[M]`.
+    `[M]` nats of all learning tokens of every row present, and the row of each.
 
     Reference:
         GSPO, arXiv 2507.18071, equation 7.
@@ -68,19 +59,11 @@ def clipped_surrogate(
     clip: tuple[float, float],
     dual_clip: float | None,
 ) -> Tensor:
-    """PPO token losses with separate clip bounds, and a dual clip for negative advantages.
+    """PPO token losses, `[...]` of `[...]` log-ratios in nats, with separate clip bounds (low,
+    high), and a dual clip for negative advantages.
 
         ℓₜ = -min(rₜ Aₜ, clip(rₜ, 1 - low, 1 + high) Aₜ)
-        Aₜ < 0:  ℓₜ = min(ℓₜ, -c Aₜ)
-
-    Args:
-        log_ratio: `[...]` nats, log rₜ.
-        advantages: `[...]`.
-        clip: (low, high).
-        dual_clip: c > 1, or None for no bound.
-
-    Returns:
-        `[...]` losses, not yet aggregated.
+        Aₜ < 0:  ℓₜ = min(ℓₜ, -c Aₜ)        c = dual_clip > 1
 
     Reference:
         PPO, arXiv 1707.06347, equation 7; dual clip, arXiv 1912.09729; clip-higher, arXiv
@@ -100,12 +83,6 @@ def compute_cispo_loss(
     """Token losses with the clipped ratio as a weight, so that every token keeps its gradient.
 
         ℓₜ = -sg(clip(rₜ, 1 - low, 1 + high)) Aₜ log πₜ
-
-    Args:
-        log_ratio: `[...]` nats, log rₜ.
-        advantages: `[...]`.
-        logprobs: `[...]` nats under the policy being trained.
-        clip: (low, high).
 
     Reference:
         CISPO, arXiv 2506.13585, equation 4.
@@ -133,8 +110,6 @@ def compute_sapo_loss(
     Its gradient is that of `compute_unclipped_loss` at rₜ = 1, and fades on both sides.
 
     Args:
-        log_ratio: `[...]` nats, log rₜ.
-        advantages: `[...]`.
         temperatures: (positive, negative); a larger one fades faster.
 
     Reference:
@@ -157,13 +132,6 @@ def compute_dppo_loss(
     """Token losses weighted by the ratio, without the tokens that `find_near_tokens` leaves out.
 
         ℓₜ = -sg(min(rₜ, cap) · nearₜ) Aₜ log πₜ
-
-    Args:
-        logprobs: `[...]` nats under the policy being trained.
-        old_logprobs: `[...]` nats under the policy that sampled.
-        advantages: `[...]`.
-        divergence, bounds: as in `find_near_tokens`.
-        cap: largest weight.
 
     Reference:
         DPPO, arXiv 2602.04879.
@@ -191,12 +159,6 @@ def find_near_tokens(
     p and q are the token's probabilities under the policy being trained and the old one: the
     divergence between "this token" and "any other".
 
-    Args:
-        logprobs, old_logprobs: `[...]` nats, log p and log q.
-        advantages: `[...]`.
-        divergence: "tv" or "kl".
-        bounds: (low, high) for D.
-
     Reference:
         DPPO, arXiv 2602.04879, binary approximations.
     """
@@ -219,11 +181,6 @@ def clip_log_ratio(log_ratio: Tensor, advantages: Tensor, *, clip: tuple[float, 
 
     Their mean over a row is the logarithm of GMPO's geometric mean.
 
-    Args:
-        log_ratio: `[...]` nats.
-        advantages: `[...]`.
-        clip: (low, high), in nats.
-
     Reference:
         GMPO, arXiv 2507.20673.
     """
@@ -235,15 +192,10 @@ def clip_log_ratio(log_ratio: Tensor, advantages: Tensor, *, clip: tuple[float, 
 def find_close_sequences(
     log_ratio: Tensor, advantages: Tensor, rows: Tensor, *, bound: float
 ) -> Tensor:
-    """`[M]` bool tokens of rows near the old policy, and all tokens with advantages of 0 or more.
+    """`[M]` bool tokens of rows near the old policy, and all tokens with advantages of 0 or more,
+    of all learning tokens of every row present.
 
-        Aᵢₜ ≥ 0 or -1/|yᵢ| Σₜ log rᵢₜ ≤ bound
-
-    Args:
-        log_ratio: `[M]` nats; all learning tokens of every row present.
-        advantages: `[M]`.
-        rows: `[M]` int64 row of each token.
-        bound: δ, nats per token.
+        Aᵢₜ ≥ 0 or -1/|yᵢ| Σₜ log rᵢₜ ≤ bound        in nats per token
 
     Reference:
         Off-policy sequence mask, DeepSeek-V3.2, arXiv 2512.02556, section 3.1.
@@ -252,14 +204,10 @@ def find_close_sequences(
 
 
 def compute_token_covariances(advantages: Tensor, logprobs: Tensor, mask: Tensor) -> Tensor:
-    """`[B, T]` each token's part of the covariance of advantage and log-probability; 0 outside.
+    """`[B, T]` each token's part of the covariance of advantage and log-probability; 0 outside the
+    mask of learning tokens of the whole step.
 
         cₜ = (Aₜ - mean A) · (log πₜ - mean log π), means over the mask
-
-    Args:
-        advantages: `[B, T]`.
-        logprobs: `[B, T]` nats.
-        mask: `[B, T]` bool learning tokens of the whole step.
 
     Reference:
         Cui et al., "The Entropy Mechanism of Reinforcement Learning", arXiv 2505.22617.
@@ -272,16 +220,8 @@ def compute_token_covariances(advantages: Tensor, logprobs: Tensor, mask: Tensor
 
 
 def find_largest_covariances(covariances: Tensor, mask: Tensor, *, fraction: float) -> Tensor:
-    """`[B, T]` bool tokens with the largest positive covariances, at least one: KL-Cov.
-
-    Args:
-        covariances: `[B, T]`.
-        mask: `[B, T]` bool.
-        fraction: share of the tokens in the mask.
-
-    Reference:
-        KL-Cov, arXiv 2505.22617.
-    """
+    """`[B, T]` bool tokens with the largest positive covariances, a `fraction` of those in the
+    mask, but at least one: KL-Cov, arXiv 2505.22617."""
     chosen, inside = torch.zeros_like(mask), covariances[mask]
     count = min(_count_tokens(mask, fraction), len(inside))
     largest = torch.zeros_like(inside, dtype=torch.bool)
@@ -292,18 +232,8 @@ def find_largest_covariances(covariances: Tensor, mask: Tensor, *, fraction: flo
 def draw_covariant_tokens(
     covariances: Tensor, mask: Tensor, *, fraction: float, low: float, high: float, seed: int
 ) -> Tensor:
-    """`[B, T]` bool tokens drawn at random from those with low < c < high: Clip-Cov.
-
-    Args:
-        covariances: `[B, T]`.
-        mask: `[B, T]` bool.
-        fraction: how many to draw at most, as a share of the tokens in the mask; at least one.
-        low, high: bounds.
-        seed: of the draw.
-
-    Reference:
-        Clip-Cov, arXiv 2505.22617.
-    """
+    """`[B, T]` bool tokens drawn at random from those with low < c < high, at most a `fraction` of
+    those in the mask, but at least one: Clip-Cov, arXiv 2505.22617."""
     candidates = (mask & (covariances > low) & (covariances < high)).nonzero()
     order = torch.randperm(len(candidates), generator=torch.Generator().manual_seed(seed))
     drawn = candidates[order[: _count_tokens(mask, fraction)]]
@@ -319,11 +249,9 @@ def select_covariant_tokens(
     spec: ClipCovariance | KlCovariance,
     seed: int,
 ) -> Tensor:
-    """`[B, T]` bool tokens to which `loss.covariance` applies; see the functions above.
-
-    The log-probabilities are those of the old policy, so that the choice is made once for the whole
-    step, whatever its micro-batches and mini-batches.
-    """
+    """`[B, T]` bool tokens to which `loss.covariance` applies, by log-probabilities of the old
+    policy, so that the choice is one for the whole step, whatever its micro-batches and
+    mini-batches."""
     covariances = compute_token_covariances(advantages, logprobs, mask)
     if isinstance(spec, KlCovariance):
         return find_largest_covariances(covariances, mask, fraction=spec.fraction)
@@ -333,9 +261,6 @@ def select_covariant_tokens(
 
 def _count_tokens(mask: Tensor, fraction: float) -> int:
     return max(int(fraction * int(mask.sum())), 1)
-
-
-_DIVERGENCES: dict[str, Divergence] = {"dppo_tv": "tv", "dppo_kl": "kl"}
 
 
 class TokenLosses(NamedTuple):
@@ -359,10 +284,8 @@ def compute_token_losses(
     Args:
         logprobs: `[M]` nats under the policy being trained.
         old_logprobs: `[M]` nats, the denominator of the ratio.
-        advantages: `[M]`.
         rows: `[M]` int64 row of each token; with ratios or masks of sequences, all learning tokens
             of every row are present.
-        spec: the loss.
         covariant: `[M]` bool tokens that `loss.covariance` has chosen; None if off.
     """
     token_log_ratio = log_ratio = logprobs - old_logprobs
@@ -393,7 +316,7 @@ def compute_token_losses(
             losses = compute_sapo_loss(log_ratio, advantages, temperatures=spec.temperatures)
         case "dppo_tv" | "dppo_kl":
             tokens = logprobs, old_logprobs, advantages
-            divergence = _DIVERGENCES[spec.surrogate]
+            divergence: Divergence = "tv" if spec.surrogate == "dppo_tv" else "kl"
             losses = compute_dppo_loss(
                 *tokens, divergence=divergence, bounds=spec.clip, cap=spec.ratio_cap
             )
@@ -428,13 +351,8 @@ class Mismatch:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class CorrectionWeights:
-    """Correction weights for a step's tokens.
-
-    Attributes:
-        weights: `[B, T]` factors of the tokens' losses; 1 for tokens that μ did not sample.
-        mean: mean weight over tokens or over rows, depending on `level`.
-        share: share of those that were truncated or masked.
-    """
+    """Correction weights of a step's tokens, `[B, T]`, 1 for tokens that μ did not sample; their
+    mean over tokens or rows, depending on `level`, and the share that was truncated or masked."""
 
     weights: Tensor
     mean: float
@@ -442,15 +360,8 @@ class CorrectionWeights:
 
 
 def compute_sampler_mismatch(learner: Tensor, sampler: Tensor, mask: Tensor) -> Mismatch | None:
-    """Compares log-probabilities of the same tokens.
-
-    Args:
-        learner: `[B, T]` nats under π.
-        sampler: `[B, T]` nats under μ.
-        mask: `[B, T]` bool learning tokens that μ sampled; nothing else is read.
-
-    Returns:
-        None if there is no such token.
+    """Compares `[B, T]` log-probabilities of the same tokens under π and μ, in the mask of learning
+    tokens that μ sampled; None if there is none.
 
     Reference:
         Schulman, "Approximating KL Divergence", 2020.
@@ -478,10 +389,6 @@ def compute_correction_weights(
         mask:      w where low ≤ w ≤ cap, else 0
 
     The weights carry no gradient. They are exactly 1 where the policies agree.
-
-    Args:
-        learner, sampler, mask: see `compute_sampler_mismatch`.
-        spec: kind, level and bounds.
 
     Reference:
         Truncated: Ionides, "Truncated Importance Sampling", 2008; Yao et al., "Your Efficient RL
@@ -522,18 +429,9 @@ ETA = 1e-8
 def value_loss(
     values: Tensor, old_values: Tensor | None, returns: Tensor, *, clip: float | None
 ) -> Tensor:
-    """Token losses of a critic, optionally clipped around its old values.
+    """`[...]` token losses of a critic, optionally clipped around its old values.
 
         ℓₜ = ½ max((Vₜ - Rₜ)², (clip(Vₜ, V_old - c, V_old + c) - Rₜ)²)
-
-    Args:
-        values: `[...]` Vₜ.
-        old_values: `[...]` values from which the returns were computed; read only with a clip.
-        returns: `[...]` Rₜ.
-        clip: c, or None for the plain square.
-
-    Returns:
-        `[...]` losses, not yet averaged.
 
     Raises:
         ValueError: a clip is set without old values.
@@ -571,8 +469,6 @@ def aggregation_weights(
     Args:
         mask: `[B, T]` bool tokens that learn, of the whole optimiser step.
         kinds: `[B]` int64 rows with equal numbers are the same kind of turn.
-        aggregate: one of the rules above.
-        per_turn: average within each kind.
         constant_lengths: `[B]` L of each row; for "constant" only.
         counted: `[B]` bool, the rows that are counted; by default those with a learning token.
 
@@ -607,14 +503,8 @@ def aggregate_losses(
     per_turn: bool = False,
     constant_lengths: Tensor | None = None,
 ) -> Tensor:
-    """`[]` the loss of a step whose tokens are all at hand: Σ w ℓ with `aggregation_weights`.
-
-    A training step adds up the same terms over micro-batches and ranks.
-
-    Args:
-        losses: `[B, T]` token losses, read only in the mask.
-        mask, kinds, aggregate, per_turn, constant_lengths: as in `aggregation_weights`.
-    """
+    """`[]` the loss of a step whose tokens are all at hand: Σ w ℓ with `aggregation_weights`; `[B,
+    T]` losses are read only in the mask."""
     weights = aggregation_weights(
         mask, kinds, aggregate=aggregate, per_turn=per_turn, constant_lengths=constant_lengths
     )
@@ -641,7 +531,6 @@ class ExpectedScores:
         starts: `[N]` int64 position of the confidence's first token in its row.
         scores: `[N, V]` score of each value under the row's label.
         tokens: `[B, T]` bool tokens of these confidences, which get no sampled credit.
-        coefficient: multiplies the term.
     """
 
     values: tuple[str, ...]
@@ -666,7 +555,6 @@ def compute_proper_scores(values: Tensor, labels: Tensor, score: ProperScore) ->
     Args:
         values: `[V]` in [0, 1].
         labels: `[N]` in [0, 1].
-        score: one of the rules above.
 
     Raises:
         ValueError: a value or a label lies outside [0, 1].
@@ -693,18 +581,13 @@ def compute_proper_scores(values: Tensor, labels: Tensor, score: ProperScore) ->
 
 
 def compute_expected_score_loss(logprobs: Tensor, scores: Tensor, weights: Tensor) -> Tensor:
-    """`[]` minus the weighted expected scores of some values of some rows.
+    """`[]` minus the weighted expected scores of `R` pairs of a value and a row.
 
         ℓ = -Σᵢᵥ wᵢ · πᵢ(v) · score(v, yᵢ)
 
     It is a sum over values, so the values of a row may be divided between micro-batches. Its
     gradient is the expectation over v of the sampled one, wᵢ · score · ∇ log πᵢ(v), without its
-    variance.
-
-    Args:
-        logprobs: `[R]` nats, log πᵢ(v): the sum over the tokens of one value in one row.
-        scores: `[R]` its score.
-        weights: `[R]` weight of its row.
+    variance. `logprobs` are nats, the sum over the tokens of the value.
     """
     loss: Tensor = -(weights * scores * logprobs.exp()).sum()
     return loss

@@ -11,24 +11,13 @@ from torch import Tensor
 
 
 def take_rows(states: Tensor, at: Tensor) -> Tensor:
-    """Gathers `[M, ...]` rows of `[N, ...]`; the gradients of a row that is taken several times
-    are added in the same order every time.
-
-    Args:
-        states: `[N, ...]`.
-        at: `[M]` int64 indices.
-    """
+    """Gathers `[M, ...]` rows of `[N, ...]`; the gradients of a row that is taken several times are
+    added in the same order every time."""
     return states[at] if states.is_cuda else states.index_select(0, at)
 
 
 def sum_by_slot(values: Tensor, slots: Tensor, count: int) -> Tensor:
-    """Sums `[K]` values by slot into `[count]`, in the same order every time.
-
-    Args:
-        values: `[K]`.
-        slots: `[K]` int64, each below `count`.
-        count: number of slots; one without values gets 0.
-    """
+    """Sums `[K]` values by slot into `[count]`, in the same order every time."""
     zeros = values.new_zeros(count)
     if values.is_cuda:
         return torch.index_put(zeros, (slots,), values, accumulate=True)

@@ -16,9 +16,6 @@ def show_plugin_output(name: str) -> Iterator[None]:
 
     What a plugin prints may repeat the model's text, so it is escaped, and stdout holds only
     results. Programs that a plugin starts write to the process's own streams.
-
-    Args:
-        name: the plugin.
     """
     out, err = sys.stdout, sys.stderr
     if err is None:  # the process was started without it
@@ -37,16 +34,8 @@ def show_plugin_output(name: str) -> Iterator[None]:
 def blame_plugin(
     kind: str, name: str, what: str, lets_pass: tuple[type[Exception], ...] = ()
 ) -> Iterator[None]:
-    """Runs a plugin's code: shows its output, and names the plugin where it fails.
-
-    Args:
-        kind: of the plugin, such as "task".
-        what: what it was given, in words.
-        lets_pass: exceptions that are the plugin's answer, not its failure.
-
-    Raises:
-        PluginError: in place of any other exception.
-    """
+    """Runs a plugin's code: shows its output, and raises a `PluginError` with its name where it
+    fails. Exceptions that `lets_pass` names are its answer."""
     try:
         with show_plugin_output(name):
             yield
@@ -94,7 +83,6 @@ class _PluginStream(io.TextIOBase):
         return len(text)
 
     def end_line(self) -> None:
-        """Writes the line that has begun."""
         line, self._line = self._line.rstrip("\r\n"), ""
         if line:
             with suppress(OSError):  # the log's disk may be full

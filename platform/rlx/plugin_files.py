@@ -59,13 +59,8 @@ _list_folders()  # for a process that unpickles a plugin before it calls anythin
 
 @dataclass(frozen=True, slots=True)
 class KeptPlugin:
-    """A plugin in a kept file.
-
-    Attributes:
-        file: name of the file that it was written in.
-        digest: first 16 hex digits of the SHA-256 of its text.
-        name: of the function or class.
-    """
+    """A function or class in a kept file, by the name of the file that it was written in and the
+    first 16 hex digits of the SHA-256 of its text."""
 
     file: str
     digest: str
@@ -91,11 +86,7 @@ class KeptPlugin:
         return f"of_{self.digest}.py"
 
     def locate(self) -> Path:
-        """The file that holds its text.
-
-        Raises:
-            EnvironmentFault: it is gone.
-        """
+        """The file that holds its text; raises `EnvironmentFault` if it is gone."""
         places = [folder / self.stored_name for folder in _list_folders()]
         for place in places:
             if place.is_file() and _hash_text(place.read_bytes()) == self.digest:
@@ -104,22 +95,13 @@ class KeptPlugin:
         raise EnvironmentFault(f"the kept text of {self.file} is gone or was changed: {places[0]}")
 
     def load(self) -> Any:
-        """Imports the file and returns what it defines: a plugin's class, or a function adapted.
-
-        Raises:
-            EnvironmentFault: the kept text is gone.
-            AttributeError: the file defines no such name.
-            Exception: whatever the file raises.
-        """
+        """Imports the file and returns what it defines: a plugin's class, or a function adapted;
+        raises whatever the file does."""
         offered = self.load_object()
         return adapt_function(offered, self) if inspect.isfunction(offered) else offered
 
     def load_object(self) -> Any:
-        """Imports the file and returns the object of that name as it is.
-
-        Raises:
-            EnvironmentFault, AttributeError, Exception: as `load`.
-        """
+        """Imports the file and returns the object of that name as it is."""
         self.locate()
         module = importlib.import_module(self.module)
         if not hasattr(module, self.name):
@@ -134,12 +116,8 @@ class KeptPlugin:
 
 
 def load_function(name: str) -> Callable[..., Any]:
-    """Imports a function by `module:name`, or that of a kept file.
-
-    Raises:
-        TypeError: it is no function.
-        Exception: whatever its module raises, or there is no such function.
-    """
+    """Imports a function by `module:name`, or that of a kept file; raises whatever its module
+    does."""
     kept = KeptPlugin.parse(name)
     module, _, attribute = name.partition(":")
     function = kept.load_object() if kept else getattr(importlib.import_module(module), attribute)
@@ -170,12 +148,7 @@ def anchor_file(written: str, folder: Path) -> str:
 
 def keep_plugin_file(written: str) -> str:
     """Keeps the file that `PATH.py:NAME` names, and returns the name by which it is kept; any other
-    name is returned as it is.
-
-    Raises:
-        SpecError: there is no such file, or it is no text.
-        EnvironmentFault: it cannot be kept.
-    """
+    name is returned as it is. Raises `SpecError` if there is no such file."""
     found = _WRITTEN.fullmatch(written)
     if found is None:
         return written
@@ -190,13 +163,8 @@ def keep_plugin_file(written: str) -> str:
 
 
 def keep_plugin_source(plugin: Callable[..., Any]) -> str:
-    """Keeps the source of a function or class as a file, with all that it uses and no installed
-    module has; returns the name by which it is kept.
-
-    Raises:
-        SpecError: it has no source of its own, or uses what cannot be written as source.
-        EnvironmentFault: it cannot be kept.
-    """
+    """Keeps the source that `collect_source` returns as a file; returns the name by which it is
+    kept."""
     text = collect_source(plugin)
     return _keep_text(f"{plugin.__name__}.py", plugin.__name__, text)
 
@@ -208,11 +176,7 @@ def _keep_text(file: str, name: str, text: str) -> str:
 
 
 def keep_for_runs(tree: Any) -> None:
-    """Keeps the files that the values of an experiment name below RLX_HOME.
-
-    Raises:
-        EnvironmentFault: a text is gone, or cannot be written.
-    """
+    """Keeps the files that the values of an experiment name below RLX_HOME."""
     for _, name in list_plugin_names(tree):
         if kept := KeptPlugin.parse(name):
             text = kept.locate().read_bytes().decode()
@@ -270,9 +234,6 @@ def adapt_function(function: Callable[..., Any], kept: KeptPlugin) -> type[Rewar
 
     With `completions` it is called as by TRL, with `solution_str` and `ground_truth` as by verl,
     else as `rlx.plugin.reward` says.
-
-    Raises:
-        TypeError: it has none of these signatures, or is asynchronous.
     """
     names = inspect.signature(function).parameters
     if inspect.iscoroutinefunction(function):
@@ -400,9 +361,7 @@ def collect_source(plugin: Callable[..., Any]) -> str:
     """Returns Python source that defines a function or class, and what it uses.
 
     Functions, classes and plain values of its module are copied; what is installed is imported.
-
-    Raises:
-        SpecError: it has no source of its own, or uses what cannot be written as source.
+    Raises `SpecError` where something has no source.
     """
     collector = _Collector(plugin)
     collector.add_definition(plugin.__name__, plugin)

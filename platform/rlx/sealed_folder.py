@@ -14,8 +14,6 @@ from rlx.home import ATTEMPT
 from rlx_registry import sync_to_disk
 
 MANIFEST = "manifest.json"
-
-
 PART = ".part"
 
 
@@ -26,8 +24,8 @@ class CheckpointError(RlxError):
 def get_staging_folder(folder: Path) -> Path:
     """The staging folder that `seal_folder` renames to `folder`.
 
-    Every attempt has its own. An attempt that was suspended while writing and resumes after another
-    one took over must not mix its files with the other's.
+    Every attempt has its own: one that was suspended while it wrote must not mix its files with
+    those of an attempt that took over.
     """
     return folder.with_name(f"{folder.name}{PART}-{os.environ.get(ATTEMPT, '0')}")
 
@@ -42,15 +40,7 @@ def clear_staging_folder(folder: Path) -> Path:
 
 
 def seal_folder(folder: Path, written: Collection[str] = ()) -> None:
-    """Writes the staging folder's manifest, syncs it to disk, and renames it to `folder`.
-
-    Args:
-        folder: the sealed folder.
-        written: paths of files that other processes have written into the staging folder.
-
-    Raises:
-        CheckpointError: such a file is not there.
-    """
+    """Writes the staging folder's manifest as `write_manifest` does, and renames it to `folder`."""
     aside = get_staging_folder(folder)
     write_manifest(aside, written)
     _move_into_place(aside, folder)
@@ -60,8 +50,7 @@ def write_manifest(folder: Path, written: Collection[str] = ()) -> None:
     """Writes the digests of a folder's files into it.
 
     Args:
-        folder: without a manifest.
-        written: as in `seal_folder`.
+        written: paths of files that other processes have written into the folder.
 
     Raises:
         CheckpointError: such a file is not there.
@@ -78,7 +67,7 @@ def write_manifest(folder: Path, written: Collection[str] = ()) -> None:
 
 
 def list_files(folder: Path) -> list[str]:
-    """Paths of all files in a folder and its subfolders, relative to it, in order."""
+    """Paths of all files below a folder, relative to it, in order."""
     return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
 
 
@@ -93,19 +82,18 @@ def compute_manifest_digest(folder: Path) -> str:
 
 
 def check_sealed_folder(folder: Path, sha256: str | None = None) -> None:
-    """Verifies every file against the manifest, and the manifest against `sha256` if given.
+    """Verifies every file against the manifest, and the manifest against a recorded digest.
 
     Symbolic links are refused, so no file outside the folder is ever read.
-
-    Args:
-        folder: the sealed folder.
-        sha256: recorded digest of the manifest.
 
     Raises:
         CheckpointError: a file is missing, changed, not in the manifest, or a symbolic link.
     """
     _refuse_links(folder)
-    manifest = _read_manifest(folder)
+    try:
+        manifest = dict(json.loads((folder / MANIFEST).read_text()))
+    except (OSError, ValueError, TypeError) as error:
+        raise CheckpointError(f"its {MANIFEST} cannot be read") from error
     there = {str(p.relative_to(folder)) for p in folder.rglob("*") if not p.is_dir()} - {MANIFEST}
     if odd := sorted(there.symmetric_difference(manifest)):
         raise CheckpointError(f"{odd[0]} is {'missing' if odd[0] in manifest else 'no part of it'}")
@@ -119,11 +107,6 @@ def check_sealed_folder(folder: Path, sha256: str | None = None) -> None:
 
 def copy_sealed_folder(source: Path, target: Path, sha256: str | None = None) -> None:
     """Copies a sealed folder, with hard links where the file system allows, and verifies the copy.
-
-    Args:
-        source: the sealed folder.
-        target: the copy.
-        sha256: recorded digest of the manifest.
 
     Raises:
         CheckpointError: the source is damaged, or was removed in favour of newer checkpoints.
@@ -139,7 +122,6 @@ def copy_sealed_folder(source: Path, target: Path, sha256: str | None = None) ->
 
 
 def _move_into_place(aside: Path, folder: Path) -> None:
-    """Syncs a staging folder to disk and renames it."""
     sync_folder(aside)
     if folder.is_symlink():
         folder.unlink()
@@ -149,7 +131,6 @@ def _move_into_place(aside: Path, folder: Path) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Writes a folder and all that it holds to disk."""
     for path in (*folder.rglob("*"), folder):
         sync_to_disk(path)
 
@@ -170,25 +151,8 @@ def _refuse_links(folder: Path) -> None:
             raise CheckpointError(f"{name} is a symbolic link")
 
 
-def _read_manifest(folder: Path) -> dict[str, str]:
-    try:
-        manifest = json.loads((folder / MANIFEST).read_text())
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"its {MANIFEST} cannot be read") from error
-    if not isinstance(manifest, dict):
-        raise CheckpointError(f"its {MANIFEST} lists no files")
-    return manifest
-
-
 def _compute_digests(files: Iterable[Path]) -> list[str]:
-    """Hashes files side by side: a large model's ranks write a file of many gigabytes each.
-
-    Returns:
-        SHA-256 of each file, in hex.
-
-    Raises:
-        CheckpointError: a file cannot be read.
-    """
+    """Hashes files side by side: a large model's ranks write a file of many gigabytes each."""
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         return list(pool.map(_compute_sha256, files))
 

@@ -82,13 +82,10 @@ def shorten_for_record(text: str, longest: int) -> str:
 
 
 def redact_passwords(text: str, *urls: str) -> str:
-    """Replaces passwords in URLs by `***`: those after a user's name, and those in a query.
+    """Replaces passwords in URLs by `***`: those after a user's name, those in a query, and those
+    of `urls`, which the text may repeat on their own.
 
     Where a line leaves open how far a password goes, the rest of the line is taken for it.
-
-    Args:
-        text: any text, such as an error message, with URLs anywhere in it.
-        urls: URLs whose passwords the text may repeat on their own.
 
     Example:
         >>> redact_passwords("postgresql://ann:s3cret@db/rlx")
@@ -101,7 +98,7 @@ def redact_passwords(text: str, *urls: str) -> str:
         text = text.replace(secret, "***")
     text = _USER_PASSWORD.sub(r"\1:***@", text)
     text = _WEB_TOKEN.sub(r"\1***@", text)
-    return _QUERY_VALUE.sub(_redact_query_value, text)
+    return _QUERY_VALUE.sub(lambda m: f"{m[1]}***" if _is_secret_name(m[2]) else m[0], text)
 
 
 _USER_PASSWORD = re.compile(r"(://[^:/\n]*):[^@\n]*@(?:[^/?#\s@]*@)*")
@@ -114,10 +111,6 @@ _SECRET_NAME = re.compile(
 )
 SHORTEST = 4
 """Minimum length of a secret that is replaced wherever it stands; shorter ones are in words."""
-
-
-def _redact_query_value(found: re.Match[str]) -> str:
-    return f"{found[1]}***" if _is_secret_name(found[2]) else found[0]
 
 
 def _is_secret_name(name: str) -> bool:
@@ -155,21 +148,15 @@ def list_url_secrets(url: str) -> list[str]:
         for name, values in parsed.query.items():
             if _is_secret_name(name):
                 found += [values] if isinstance(values, str) else list(values)
-    found += [write(secret) for secret in found for write in (quote, quote_plus, _escape_as_python)]
+    found += [
+        written for one in found for written in (quote(one), quote_plus(one), repr(one)[1:-1])
+    ]
     return list(dict.fromkeys(secret for secret in found if secret))
-
-
-def _escape_as_python(text: str) -> str:
-    return repr(text)[1:-1]
 
 
 @contextmanager
 def explain_write_errors(path: Path) -> Iterator[None]:
-    """Names the file of an OSError in the block.
-
-    Raises:
-        EnvironmentFault: the file cannot be written.
-    """
+    """Turns an OSError in the block into an `EnvironmentFault` that names the file."""
     try:
         yield
     except OSError as error:
@@ -178,11 +165,7 @@ def explain_write_errors(path: Path) -> Iterator[None]:
 
 
 def write_text_file(path: Path, text: str) -> None:
-    """Writes a text as UTF-8, in a folder that is made if it is missing.
-
-    Raises:
-        EnvironmentFault: the file cannot be written.
-    """
+    """Writes a text as UTF-8, in a folder that is made if it is missing."""
     with explain_write_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
@@ -197,9 +180,6 @@ def find_last_block(
     matching line ends, which takes quadratic time on `opening * n`. Every match ends at a closing
     tag and begins at the first opening tag after the previous closing tag, so the search visits
     closing tags from the end until one has an opening tag of its own.
-
-    Returns:
-        Half-open range of characters of `text`.
     """
     first = text.find(opening, start)
     end = text.rfind(closing, first) if first >= 0 else -1

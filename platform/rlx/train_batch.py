@@ -50,25 +50,15 @@ class CreditRules:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class ScoredRows:
-    """Rows of tokens with their rewards and their loss mask.
-
-    Attributes:
-        batch: the rows.
-        rewards: rewards of the rows, with the loss mask of the mask strategy; not yet placed.
-    """
+    """Rows of tokens with their rewards, not yet placed, and the loss mask of the mask strategy."""
 
     batch: TokenBatch
     rewards: CreditInputs
 
     @classmethod
     def join(cls, batch: TokenBatch, mask: Tensor, **rewards: Any) -> "ScoredRows":
-        """Joins rows with their mask and rewards.
-
-        Args:
-            batch: the rows.
-            mask: `[B, T]` bool loss mask.
-            rewards: the fields of `CreditInputs` that hold rewards.
-        """
+        """Joins rows with their `[B, T]` loss mask and the fields of `CreditInputs` that hold
+        rewards."""
         return cls(
             batch=batch,
             rewards=CreditInputs(

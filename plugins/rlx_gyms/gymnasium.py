@@ -29,14 +29,8 @@ _ACTIONS = {
 def open_game(id: str, config: str) -> Any:
     """Returns a new environment without the library's checks and limit of steps.
 
-    Args:
-        id: the environment's name.
-        config: arguments of `gymnasium.make`, as JSON.
-
-    Raises:
-        ImportError: the library, or one that the environment needs, is missing.
-        ValueError: there is no such environment, it refuses its options, or its actions are not
-            discrete.
+    `config` has arguments of `gymnasium.make`, as JSON. Raises ImportError where the environment
+    needs another library, and ValueError where it cannot be made or its actions are not discrete.
     """
     library = import_library("gymnasium")
     try:
@@ -69,8 +63,6 @@ def set_start(game: Any, start: int | None, seed: int) -> Any:
 
 def format_observation(observation: Any) -> str:
     """An observation as text: a number, or numbers with spaces between them."""
-    if isinstance(observation, dict):
-        return " ".join(f"{k} {format_observation(v)}" for k, v in sorted(observation.items()))
     if isinstance(observation, tuple | list):
         return " ".join(map(format_observation, observation))
     if hasattr(observation, "ravel"):
@@ -165,7 +157,6 @@ class GymnasiumEnvironment(NeedsLibrary, StatefulEnvironment):
     )
 
     def open(self, problem: Mapping[str, Any], seed: int) -> _Game:
-        """Opens the problem's environment in the problem's first state."""
         env = open_game(problem["id"], problem["config"])
         observation = set_start(env, problem["start"], problem["seed"])
         env.np_random, _ = import_library("gymnasium.utils.seeding").np_random(seed)
@@ -199,7 +190,6 @@ class GymnasiumEnvironment(NeedsLibrary, StatefulEnvironment):
         )
 
     def close(self, game: _Game) -> None:
-        """Closes the library's environment."""
         game.env.close()
 
 
@@ -210,9 +200,8 @@ class GymnasiumTask(NeedsLibrary):
     """First states of an environment of Gymnasium with discrete actions, such as FrozenLake-v1.
 
     A tabular environment begins in every state in which an episode goes on, any other where it
-    begins itself. The prompt is the first observation as numbers, and its hash decides whether it
-    is for training or for testing. The environment is `gymnasium`, its return the reward `info`
-    with `key: return`.
+    begins itself. A hash of the first observation, which is the prompt, decides the split. The
+    environment is `gymnasium`, its return the reward `info` with `key: return`.
     """
 
     library: ClassVar[str] = "gymnasium"
@@ -235,12 +224,6 @@ class GymnasiumTask(NeedsLibrary):
         return json.dumps(dict(self.config), sort_keys=True)
 
     def problem(self, split: Split, index: int, seed: int) -> Problem:
-        """Returns problem number `index` of a split; the same for the same arguments.
-
-        Raises:
-            ImportError: gymnasium is missing.
-            ValueError: no first observation is for this split.
-        """
         rng = random.Random(f"gymnasium/{seed}/{split}/{index}")
         starts = _list_starts(self.id, self._config_text)
         for _ in range(_ATTEMPTS):
@@ -265,11 +248,9 @@ class GymnasiumTask(NeedsLibrary):
         )
 
     def demonstration(self, problem: Problem, seed: int) -> Demonstration:
-        """Returns a random first action, for schedules without environment."""
         return Demonstration((self.act(problem, (), (), seed),))
 
     def lesson(self, index: int, seed: int) -> Problem:
-        """Returns problem number `index` of the warm start."""
         return self.problem("train", index, seed)
 
     def act(

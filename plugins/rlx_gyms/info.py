@@ -3,19 +3,12 @@
 from typing import Any, ClassVar, Literal
 
 from rlx.plugin import Example, Reward, Sample, Score
+from rlx_plugins.examples import build_example
 
 
 def _build_info_example(name: str, value: float | None, *infos: Any, **options: Any) -> Example:
-    sample = Sample(
-        id="a",
-        problem={},
-        turn="move",
-        number=len(infos),
-        response="left",
-        info=infos[-1],
-        history=infos[:-1],
-    )
-    return Example(name=name, sample=sample, value=value, options={"key": "return", **options})
+    options = {"key": "return", **options}
+    return build_example(name, value, options=options, info=infos[-1], history=infos[:-1])
 
 
 class InfoReward(Reward):
@@ -39,7 +32,6 @@ class InfoReward(Reward):
     """The turn of a rollout that is read."""
 
     def score(self, sample: Sample) -> Score | None:
-        """Returns the number."""
         infos = (*sample.history, sample.info)
         value = infos[0 if self.at == "first" else -1].get(self.key)
         return Score(float(value)) if isinstance(value, int | float) else None

@@ -9,6 +9,8 @@ from typing import Any, ClassVar
 
 from rlx.plugin import Plugin
 
+_MISSING = "needs the package `{0}`: pip install 'rlx[gyms]'"
+
 
 class NeedsLibrary(Plugin):
     """Base of plugins that need a library of the extra `gyms`.
@@ -26,19 +28,11 @@ class NeedsLibrary(Plugin):
             import_library(self.library)
 
     def check(self) -> None:
-        """Checks that the library is installed.
-
-        Raises:
-            ImportError: it is missing.
-        """
-        _require_library(self.library)
+        if not is_installed(self.library):
+            raise ImportError(_MISSING.format(self.library))
 
     def data(self) -> Mapping[str, str]:
-        """Returns the library's version: its problems and worlds are part of it.
-
-        Raises:
-            PackageNotFoundError: it is missing.
-        """
+        """Returns the library's version: its problems and worlds are part of it."""
         return {self.library: _find_version(self.library)}
 
 
@@ -52,21 +46,8 @@ def is_installed(module: str) -> bool:
     return find_spec(module) is not None
 
 
-def _require_library(module: str) -> None:
-    """Checks that a library of the extra `gyms` is installed.
-
-    Raises:
-        ImportError: it is missing.
-    """
-    if not is_installed(module):
-        raise ImportError(f"needs the package `{module}`: pip install 'rlx[gyms]'")
-
-
 def import_library(module: str) -> Any:
-    """Returns a library of the extra `gyms`.
-
-    Raises:
-        ImportError: it is missing.
-    """
-    _require_library(module.partition(".")[0])
+    """Returns a library of the extra `gyms`; raises ImportError where it is missing."""
+    if not is_installed(library := module.partition(".")[0]):
+        raise ImportError(_MISSING.format(library))
     return import_module(module)

@@ -20,6 +20,7 @@ from pydantic import Field, model_validator
 
 from rlx.plugin import Demonstration, Example, Problem, Reward, Sample, Score, Split
 from rlx_gyms.libraries import NeedsLibrary, import_library, is_installed
+from rlx_plugins.examples import build_example
 from rlx_plugins.limited_call import LimitedResult, call_with_limit
 
 _CHUNK = 256
@@ -33,41 +34,16 @@ _SECONDS = 2.0
 
 @dataclass(frozen=True, slots=True)
 class EntryAddress:
-    """Where an entry comes from.
-
-    Attributes:
-        dataset: name of the dataset.
-        config: its options, as JSON with sorted keys.
-        seed: seed of the dataset.
-        item: position in the dataset, below `_CHUNK`.
-    """
+    """Where an entry comes from: a dataset with options as JSON, and a position below `_CHUNK`."""
 
     dataset: str
     config: str
     seed: int
     item: int
 
-    @classmethod
-    def from_fields(cls, record: Mapping[str, Any]) -> "EntryAddress":
-        """Reads the address that a problem records.
-
-        Raises:
-            ValueError: it records none.
-        """
-        try:
-            return cls(**record["entry"])
-        except (KeyError, TypeError) as error:
-            raise ValueError(
-                "the problem holds no entry of reasoning-gym: its task must be reasoning_gym"
-            ) from error
-
 
 def list_datasets() -> tuple[str, ...]:
-    """The names of all datasets but `composite`, whose place the task `mixture` takes.
-
-    Raises:
-        ImportError: reasoning-gym is missing.
-    """
+    """The names of all datasets but `composite`, whose place the task `mixture` takes."""
     factory = import_library("reasoning_gym.factory")
     import_library("reasoning_gym")
     return tuple(sorted(set(factory.DATASETS) - {"composite"}))
@@ -75,12 +51,7 @@ def list_datasets() -> tuple[str, ...]:
 
 @lru_cache(maxsize=64)
 def get_dataset(name: str, config: str, seed: int) -> Any:
-    """A dataset of `_CHUNK` entries.
-
-    Raises:
-        ImportError: reasoning-gym is missing.
-        ValueError: there is no such dataset, or it refuses its options.
-    """
+    """A dataset of `_CHUNK` entries; raises ValueError for an unknown name or refused options."""
     names = list_datasets()
     if name not in names:
         hint = _suggest_name(name, names, f"there are {len(names)}, such as chain_sum")
@@ -107,11 +78,7 @@ def get_dataset(name: str, config: str, seed: int) -> Any:
 
 @lru_cache(maxsize=256)
 def generate_entry(address: EntryAddress) -> Mapping[str, Any]:
-    """The entry at an address: `question`, `answer` (None if the dataset stores none), `metadata`.
-
-    Raises:
-        ImportError, ValueError: as `get_dataset`.
-    """
+    """The entry at an address: `question`, `answer` (None if none is stored), `metadata`."""
     entry: Mapping[str, Any] = get_dataset(address.dataset, address.config, address.seed)[
         address.item
     ]
@@ -126,31 +93,19 @@ def _suggest_name(word: str, choices: Sequence[str], otherwise: str) -> str:
 
 Entry = Mapping[str, Any]
 
-
 _EVALUATED_LITERALS = frozenset({"binary_matrix", "n_queens", "spiral_matrix", "string_insertion"})
 """Their scorers give the answer to `eval`, to read a list."""
-
-
 _PARSED_FORMULAS = frozenset(
     {"intermediate_integration", "polynomial_multiplication", "simple_integration"}
 )
-
-
 _PARSED_ARITHMETIC = frozenset({"countdown", "puzzle24"})
 """Their scorers give the answer to `parse_expr`, as those of `_PARSED_FORMULAS`."""
 
-
 _is_arithmetic = re.compile(r"[0-9+\-*/()\s]+", re.ASCII).fullmatch
-
-
 _formula_token = re.compile(
     r"(?P<name>[A-Za-z_]\w*)|(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?|[-+*/^(),\s]", re.ASCII
 )
-
-
 _NAMES = frozenset(string.ascii_lowercase) | {"C", "E", "I"}
-
-
 _FUNCTIONS = frozenset(
     {"Abs", "acos", "asin", "atan", "cos", "cosh", "cot", "csc", "exp", "ln", "log", "pi", "sec"}
     | {"sin", "sinh", "sqrt", "tan", "tanh"}
@@ -172,14 +127,7 @@ def is_readable(dataset: str, answer: str, entry: Entry) -> bool:
 
 
 def score_entry(dataset: str, scorer: Any, answer: str, entry: Entry) -> float:
-    """The score of a readable answer; 0 for a full score that `answer` does not deserve.
-
-    Args:
-        dataset: name of the dataset.
-        scorer: the dataset itself.
-        answer: the model's answer, for which `is_readable`.
-        entry: the dataset's entry.
-    """
+    """The score of a readable answer; 0 for a full score that it does not deserve."""
     if dataset in _EVALUATED_LITERALS:
         vars(sys.modules[type(scorer).__module__])["eval"] = ast.literal_eval
     value = float(scorer.score_answer(answer, entry))
@@ -229,31 +177,17 @@ def _build_score_example(
     name: str, answer: str, value: float, item: int = 0, **options: Any
 ) -> Example:
     """An example with the question 4 + 3 = ?, or another one of the same dataset."""
-    sample = Sample(
-        id="a",
-        problem={
-            "entry": {
-                "dataset": "chain_sum",
-                "config": '{"max_digits": 1, "max_terms": 2}',
-                "seed": 42,
-                "item": item,
-            },
-        },
-        turn="answer",
-        number=1,
-        response=f"<answer>{answer}</answer>",
-        spans={"answer": answer},
-    )
-    return Example(name=name, sample=sample, value=value, options=options)
+    address = EntryAddress("chain_sum", '{"max_digits": 1, "max_terms": 2}', 42, item)
+    problem, spans = {"entry": asdict(address)}, {"answer": answer}
+    return build_example(name, value, options=options, problem=problem, spans=spans)
 
 
 class ReasoningGymScore(NeedsLibrary, Reward):
     """What the dataset's own scorer of reasoning-gym gives the text between the answer tags.
 
-    A scorer that reads the answer as mathematics or code runs in a process of its own with a limit
-    on its time: that of countdown never returns on `99**98**97`. An answer on which it fails or
-    takes too long earns 0. So does code where the scorer would run it, and an answer that solves
-    nothing where the scorer would pay for it; see `rlx_gyms.reasoning`.
+    A scorer that reads the answer as mathematics or code runs in a process of its own: that of
+    countdown never returns on `99**98**97`. An answer on which it fails or takes too long earns 0.
+    So does code that the scorer would run, and an answer that solves nothing but would be paid.
     """
 
     library: ClassVar[str] = "reasoning_gym"
@@ -271,17 +205,12 @@ class ReasoningGymScore(NeedsLibrary, Reward):
     Without it such an answer earns 0, so that the reward is a label of correctness."""
 
     def value_range(self) -> tuple[float, float]:
-        """From 0 to 1, as every dataset of the library."""
         return 0.0, 1.0
 
     def score(self, sample: Sample) -> Score:
-        """Scores one answer.
-
-        Raises:
-            ImportError: reasoning-gym is missing.
-            ValueError: the problem is none of reasoning-gym, or the score is not in [0, 1].
-        """
-        address = EntryAddress.from_fields(sample.problem)
+        if "entry" not in sample.problem:
+            raise ValueError("the problem is none of reasoning-gym: its task must be reasoning_gym")
+        address = EntryAddress(**sample.problem["entry"])
         answer = sample.spans.get("answer", "").strip()
         if not answer:
             return Score(0.0, "no answer")
@@ -350,12 +279,6 @@ class ReasoningGymTask(NeedsLibrary):
         return json.dumps(dict(self.config), sort_keys=True)
 
     def problem(self, split: Split, index: int, seed: int) -> Problem:
-        """Returns problem number `index` of a split; the same for the same arguments.
-
-        Raises:
-            ImportError: reasoning-gym is missing.
-            ValueError: the dataset has no question for this split.
-        """
         for attempt in range(_ATTEMPTS):
             address = self._locate_candidate(split, index, seed, attempt)
             entry = generate_entry(address)
@@ -369,7 +292,6 @@ class ReasoningGymTask(NeedsLibrary):
 
     @property
     def demonstrates(self) -> bool:
-        """Whether the dataset stores its answers, which `warm_start` needs."""
         if not is_installed("reasoning_gym"):  # otherwise `check` says so
             return True
         return (
@@ -378,13 +300,7 @@ class ReasoningGymTask(NeedsLibrary):
         )
 
     def demonstration(self, problem: Problem, seed: int) -> Demonstration:
-        """Returns an answer between answer tags: the dataset's own, or that of another problem.
-
-        With `confidences`, a second turn states one of 0.0, 0.1, …, 1.0 at random.
-
-        Raises:
-            NotImplementedError: the dataset stores no answers.
-        """
+        """Returns the dataset's own answer or another problem's, perhaps with a confidence."""
         if not self.demonstrates:
             raise NotImplementedError(f"{self.dataset} of reasoning-gym stores no answers")
         rng = random.Random(f"reasoning_gym/{seed}/{problem.id}")

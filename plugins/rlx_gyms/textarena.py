@@ -21,19 +21,10 @@ _ATTEMPTS = 1000
 
 
 def open_game(id: str, config: str, players: int, seed: int) -> Any:
-    """Returns a game that has begun, without the library's wrappers. Depends only on its arguments.
+    """Returns a game that has begun, without the library's wrappers; `config` is JSON.
 
-    Its attribute `first_player` is the number of the player whose turn is first, mostly 0.
-
-    Args:
-        id: the game's name, such as `GuessTheNumber-v0`.
-        config: options of the game, as JSON.
-        players: number of players.
-        seed: seed of the game.
-
-    Raises:
-        ImportError: the library is missing.
-        ValueError: there is no such game, it refuses its options, or it needs what is not there.
+    Its attribute `first_player` is the number of the player whose turn is first, mostly 0. Raises
+    ValueError where there is no such game, it refuses its options, or it needs what is not there.
     """
     with mute():
         library = import_library("textarena")
@@ -91,11 +82,9 @@ def _seed_generators(seed: int) -> Iterator[None]:
         numpy.random.set_state(before_numpy)
 
 
-@contextmanager
-def mute() -> Iterator[None]:
+def mute() -> redirect_stdout[io.StringIO]:
     """Keeps what the library prints away from the output of rlx."""
-    with redirect_stdout(io.StringIO()):
-        yield
+    return redirect_stdout(io.StringIO())
 
 
 def _build_episode(
@@ -138,8 +127,6 @@ class TextArenaEnvironment(NeedsLibrary, StatefulEnvironment):
     `valid`, whether the move was, and `cut`, whether the game read only its first 1000 characters.
     With `opponent` the model is the first of two players; in self-play it is both, and `opponent`
     plays held-out games.
-
-    A subclass with a method `rank_moves` of its own is a scripted opponent.
     """
 
     library: ClassVar[str] = "textarena"
@@ -156,7 +143,6 @@ class TextArenaEnvironment(NeedsLibrary, StatefulEnvironment):
     does for the first; `{observation}` is what the game shows it before the first move."""
 
     def open(self, problem: Mapping[str, Any], seed: int) -> Any:
-        """Opens the problem's game; what it has shown is in the prompt."""
         if (problem["players"] == 1) == bool(self.opponent):
             raise ValueError(
                 f"the task has `players: {problem['players']}`: the environment's `opponent` lists "
@@ -167,7 +153,6 @@ class TextArenaEnvironment(NeedsLibrary, StatefulEnvironment):
         return game
 
     def play(self, game: Any, action: Action) -> Reply:
-        """Makes one move, and outside self-play the opponent's after it."""
         text = action.spans.get("answer", action.text).strip()
         move = text[:_MAX_MOVE_CHARACTERS] if "[" in text else f"[{text[:_MAX_MOVE_CHARACTERS]}]"
         alone, first = action.player is None, game.first_player
@@ -197,20 +182,13 @@ class TextArenaEnvironment(NeedsLibrary, StatefulEnvironment):
             opponent_info={} if alone else _build_result(game, 1 - mover, done=bool(done)),
         )
 
-    def rank_moves(self, observation: str) -> Sequence[str]:
-        """Returns moves of the opponent, best first; it makes the first that is valid.
-
-        Args:
-            observation: what the game has shown to the opponent since its last move.
-        """
+    def _answer(self, game: Any) -> bool:
+        """Makes the opponent's move, the first valid one; returns whether the game has ended."""
+        saved, opponent = pickle.dumps(game), 1 - game.first_player
+        read_observation(game, opponent)
         moves = list(self.opponent)
         random.shuffle(moves)  # the adapter seeds the generator for each rollout
-        return moves
-
-    def _answer(self, game: Any) -> bool:
-        """Makes the opponent's move; returns whether the game has ended."""
-        move, saved, opponent = "", pickle.dumps(game), 1 - game.first_player
-        for move in self.rank_moves(read_observation(game, opponent)):
+        for move in moves:
             trial = pickle.loads(saved)
             trial.step(move)
             if not is_invalid(trial, opponent):
@@ -229,9 +207,8 @@ def _build_result(game: Any, player: int, *, done: bool) -> dict[str, Any]:
 class TextArenaTask(NeedsLibrary):
     """Beginnings of a game of TextArena, by name: `id: GuessTheNumber-v0`.
 
-    The prompt is what the game shows first, and its hash decides whether it is for training or for
-    testing. A game that always begins with the same text is split by its seed. The environment is
-    `textarena`, the reward of a game `info` with `key: return`.
+    A hash of what the game shows first, or of its seed if that is always the same, decides the
+    split. The environment is `textarena`, the reward of a game `info` with `key: return`.
     """
 
     library: ClassVar[str] = "textarena"
@@ -260,12 +237,6 @@ class TextArenaTask(NeedsLibrary):
         return json.dumps(dict(self.config), sort_keys=True)
 
     def problem(self, split: Split, index: int, seed: int) -> Problem:
-        """Returns problem number `index` of a split; the same for the same arguments.
-
-        Raises:
-            ImportError: textarena is missing.
-            ValueError: no beginning is for this split.
-        """
         key = f"textarena/{self.id}/{seed}/{split}/{index}"
         rng, fault = random.Random(key), ""
         varies = self._show(0) != self._show(1)
@@ -298,33 +269,19 @@ class TextArenaTask(NeedsLibrary):
 
     @property
     def demonstrates(self) -> bool:
-        """Whether there are moves to show, which `warm_start` needs."""
         return bool(self.moves)
 
     def demonstration(self, problem: Problem, seed: int) -> Demonstration:
-        """Returns a random first move, for schedules without environment.
-
-        Raises:
-            NotImplementedError: the option `moves` is not set.
-        """
-        if not self.moves:
-            raise NotImplementedError("task.moves lists the moves of a warm start")
         return Demonstration((self.act(problem, (), (), seed),))
 
     def lesson(self, index: int, seed: int) -> Problem:
-        """Returns problem number `index` of the warm start.
-
-        Raises:
-            NotImplementedError: the option `moves` is not set.
-        """
-        if not self.moves:
-            raise NotImplementedError("task.moves lists the moves of a warm start")
         return self.problem("train", index, seed)
 
     def act(
         self, problem: Problem, turns: Sequence[str], observations: Sequence[str], seed: int
     ) -> str:
-        """Returns a random move."""
+        if not self.moves:
+            raise NotImplementedError("task.moves lists the moves of a warm start")
         return random.Random(f"textarena/act/{seed}/{len(turns)}").choice(self.moves)
 
 

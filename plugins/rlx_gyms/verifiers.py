@@ -42,28 +42,15 @@ class RemoteFault(Exception):
 
 @dataclass(frozen=True, slots=True)
 class TasksetSource:
-    """Where a taskset is.
-
-    Attributes:
-        python: the interpreter that has verifiers.
-        taskset: name of its package, or a folder.
-        config: options of the taskset, as JSON.
-        size: how many of its rows are read.
-    """
+    """A taskset: its package or folder, the interpreter that has verifiers, and options as JSON."""
 
     python: str
     taskset: str
     config: str
-    size: int
 
 
 class TasksetProcess:
-    """A process that serves one taskset. It is started by the first request, and after a fault.
-
-    Args:
-        source: the taskset.
-        program: the file that the interpreter runs.
-    """
+    """A process that serves one taskset. It is started by the first request, and after a fault."""
 
     def __init__(self, source: TasksetSource, program: Path = _PROGRAM) -> None:
         self._source, self._program = source, program
@@ -111,11 +98,7 @@ class TasksetProcess:
             return self._process
         self._end()
         source = self._source
-        options = {
-            "taskset": source.taskset,
-            "config": json.loads(source.config),
-            "size": source.size,
-        }
+        options = {"taskset": source.taskset, "config": json.loads(source.config)}
         command = [source.python, "-P", str(self._program), json.dumps(options)]
         self._errors = TemporaryFile()  # noqa: SIM115  (lives as long as the process)
         try:
@@ -136,12 +119,7 @@ class TasksetProcess:
         return self._process
 
     def _read(self, timeout: float, kind: str) -> Mapping[str, Any]:
-        """Returns the message of the next line.
-
-        Raises:
-            RemoteFault: there is none in time, it is no JSON object of finite numbers, or it is a
-                fault of the taskset.
-        """
+        """Returns the message of the next line; raises RemoteFault without a readable one."""
         sender = self._source.taskset
         try:
             message = json.loads(self._read_line(timeout, kind), parse_constant=_refuse_constant)
@@ -222,21 +200,11 @@ class VerifiersEnvironment(Environment):
     kinds: ClassVar[tuple[str, ...]] = ("turn",)
 
     def reset(self, problem: Mapping[str, Any], seed: int) -> dict[str, Any]:
-        """Returns where the row is.
-
-        Raises:
-            ValueError: the problem is of another task.
-        """
         if "taskset" not in problem:
             raise ValueError("the environment `verifiers` works only with the task `verifiers`")
         return {key: value for key, value in problem.items() if key != "data_source"}
 
     def step(self, state: Mapping[str, Any], action: Action) -> Step:
-        """Has the answer scored.
-
-        Raises:
-            RemoteFault: it cannot be scored.
-        """
         source = TasksetSource(**{k: v for k, v in state.items() if k != "index"})
         text = action.text.encode(errors="replace").decode()
         request = {"index": state["index"], "text": text}
@@ -270,17 +238,10 @@ class VerifiersTask(Plugin):
     """Interpreter that has verifiers: `/path/to/venv/bin/python`."""
     config: Mapping[str, Any] = Field(default_factory=dict)
     """Options of the taskset."""
-    size: int = Field(10_000, ge=2)
-    """How many rows are read; tasksets may have no end."""
     held_out: int = Field(5, ge=2)
     """One in `held_out` prompts is held out for testing."""
 
     def check(self) -> None:
-        """Checks that the taskset can be loaded and has rows of both splits.
-
-        Raises:
-            ValueError: it cannot.
-        """
         try:
             for split in ("train", "test"):
                 _list_rows(self._source, self.held_out, split)
@@ -288,11 +249,7 @@ class VerifiersTask(Plugin):
             raise ValueError(str(fault)) from None
 
     def data(self) -> Mapping[str, str]:
-        """Returns a digest of the taskset's files, if it is a folder.
-
-        Raises:
-            OSError: a file cannot be read.
-        """
+        """Returns a digest of the taskset's files, if it is a folder."""
         folder = expand_path(self.taskset)
         if not folder.is_dir():
             return {}
@@ -306,15 +263,9 @@ class VerifiersTask(Plugin):
     @property
     def _source(self) -> TasksetSource:
         config = json.dumps(dict(self.config), sort_keys=True)
-        return TasksetSource(self.python, self.taskset, config, self.size)
+        return TasksetSource(self.python, self.taskset, config)
 
     def problem(self, split: Split, index: int, seed: int) -> Problem:
-        """Returns problem number `index` of a split; the same for the same arguments.
-
-        Raises:
-            RemoteFault: the taskset cannot be loaded.
-            ValueError: no row is for this split.
-        """
         rows = _list_rows(self._source, self.held_out, split)
         number = random.Random(f"verifiers/{seed}/{split}/{index}").choice(rows)
         prompt, system = _read_row(self._source, number)
@@ -326,7 +277,6 @@ class VerifiersTask(Plugin):
         )
 
     def demonstration(self, problem: Problem, seed: int) -> Demonstration:
-        """Raises NotImplementedError: tasksets hold no answers in a common field."""
         raise NotImplementedError("tasksets of verifiers have no answers to show")
 
 

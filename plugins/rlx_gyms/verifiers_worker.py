@@ -16,6 +16,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+MOST_ROWS = 10_000  # a taskset may have no end
+
 
 def main() -> None:
     """Answers requests until the input ends."""
@@ -45,7 +47,7 @@ def describe(error: Exception) -> dict[str, Any]:
 class Rows:
     """The rows of a taskset and their scores."""
 
-    def __init__(self, taskset: str, config: dict[str, Any], size: int) -> None:
+    def __init__(self, taskset: str, config: dict[str, Any]) -> None:
         import verifiers
         import verifiers.v1 as vf
         from verifiers.v1.utils.loaders import taskset_class, taskset_config_type
@@ -54,7 +56,7 @@ class Rows:
         name = find_package(taskset)
         settings = taskset_config_type(name).model_validate({**config, "id": name})
         tasks = iter(taskset_class(name)(settings))
-        self.tasks = list(islice(tasks, size))
+        self.tasks = list(islice(tasks, MOST_ROWS))
         if not self.tasks:
             raise ValueError(f"the taskset {taskset!r} has no tasks")
         self.check_rewards(self.tasks[0])

@@ -1,8 +1,6 @@
 """Compares answers as text: the normal form of answers and names, and numbers as numbers.
 
-A data file may hold a number as a JSON or Parquet float: 72 becomes 72.0 in a column with a null,
-and 0.00001 becomes 1e-05. `format_number` writes it as a person would, and `parse_number` reads
-what a model wrote, so that both are compared as numbers.
+A data file may hold 72 as 72.0, in a column with a null, and 0.00001 as 1e-05.
 """
 
 import re

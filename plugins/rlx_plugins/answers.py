@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Literal
 
 from rlx.plugin import Example, Reward, Sample, Score
 from rlx_plugins.answer_text import normalize_answer, parse_number
+from rlx_plugins.examples import build_example
 
 _result = re.compile(r"(?:\A|\n)[ \t]*####[ \t]*(\S[^\n]*)\Z")
 """The last line of a worked solution in the form of GSM8K."""
@@ -19,15 +20,8 @@ def build_answer_example(
     name: str, answer: str, right: Any, value: float, **options: Any
 ) -> Example:
     """An example of a reward that compares the span `answer` with the field `answer`."""
-    sample = Sample(
-        id="a",
-        problem={"answer": right},
-        turn="answer",
-        number=1,
-        response=f"<answer>{answer}</answer>",
-        spans={"answer": answer},
-    )
-    return Example(name=name, sample=sample, value=value, options=options)
+    problem, spans = {"answer": right}, {"answer": answer}
+    return build_example(name, value, options=options, problem=problem, spans=spans)
 
 
 class AnswerReward(Reward):
@@ -40,11 +34,9 @@ class AnswerReward(Reward):
     whose last line begins with `####`, as in GSM8K, it is the rest of that line."""
 
     def spans_read(self) -> Sequence[str]:
-        """Returns the span that holds the answer."""
         return () if self.span is None else (self.span,)
 
     def check_problem(self, problem: Mapping[str, Any]) -> None:
-        """Requires a right answer."""
         self.list_right_answers(problem)
 
     def get_answer_text(self, sample: Sample) -> str:
@@ -53,11 +45,7 @@ class AnswerReward(Reward):
         return text.strip()
 
     def list_right_answers(self, problem: Mapping[str, Any]) -> tuple[str | int | float, ...]:
-        """The right answers: texts without white space around them, and numbers.
-
-        Raises:
-            ValueError: the problem has none, which is an error in the data, not in the response.
-        """
+        """The right answers, texts and numbers; raises ValueError where the data have none."""
         if self.field not in problem:
             there = ", ".join(map(repr, problem)) or "none"
             raise ValueError(f"there is no field {self.field!r}; the problem has {there}")
@@ -93,24 +81,16 @@ class AnswerExactMatch(AnswerReward):
         build_answer_example("gold", " Paris\n", "Paris", 1.0),
         build_answer_example("another case", "paris", "Paris", 0.0),
         build_answer_example("one of several", "7", [7, "seven"], 1.0),
-        build_answer_example("a float in the data", "0.00001", 1e-05, 1.0),
         build_answer_example("a worked solution", "72", "48 + 24 = 72\n#### 72", 1.0),
         build_answer_example(
             "normalised", "The  answer: U.S.A.!", "answer usa", 1.0, normalize="text"
         ),
-        build_answer_example("normalised and wrong", "answer", "answer usa", 0.0, normalize="text"),
         build_answer_example("a point in a number", "314", "3.14", 0.0, normalize="text"),
-        build_answer_example("multiple choice", "(A)", "A", 1.0, normalize="text"),
     )
 
     normalize: Literal["none", "text"] = "none"
 
     def score(self, sample: Sample) -> Score:
-        """Compares one answer.
-
-        Raises:
-            ValueError: the problem holds no right answer.
-        """
         right = self.list_right_answers(sample.problem)
         answer = self.get_answer_text(sample)
         if not answer:

@@ -9,6 +9,7 @@ from typing import Annotated, Any, ClassVar, Self
 from pydantic import Field, model_validator
 
 from rlx.plugin import Demonstration, Example, Plugin, Problem, Reward, Sample, Split, Use
+from rlx_plugins.examples import build_example
 
 _SOURCES = {
     "qa": {"plugin": "exact_match"},
@@ -17,15 +18,13 @@ _SOURCES = {
 
 
 def _build_source_example(name: str, source: str, answer: str, value: float) -> Example:
-    sample = Sample(
-        id="a",
+    return build_example(
+        name,
+        value,
+        options={"sources": _SOURCES},
         problem={"data_source": source, "answer": "Paris", "sum": 7},
-        turn="answer",
-        number=1,
-        response=answer,
         spans={"answer": answer},
     )
-    return Example(name=name, sample=sample, value=value, options={"sources": _SOURCES})
 
 
 class ByDataSource(Reward):
@@ -47,21 +46,13 @@ class ByDataSource(Reward):
 
     @property
     def reads_parent(self) -> bool:  # type: ignore[override]
-        """True if one of its rewards reads `of`."""
         return any(getattr(r, "reads_parent", False) for r in self.inner("sources").values())
 
     @property
     def concurrency(self) -> int:  # type: ignore[override]
-        """The largest of its rewards."""
         return max(getattr(r, "concurrency", 1) for r in self.inner("sources").values())
 
     def check(self) -> None:
-        """Checks the reward of every source.
-
-        Raises:
-            ValueError: a reward scores several samples at a time, or its own check fails.
-            OSError, ImportError: as the rewards.
-        """
         for source, reward in self.inner("sources").items():
             if reward.scope != "sample":
                 raise ValueError(
@@ -71,11 +62,6 @@ class ByDataSource(Reward):
         super().check()
 
     def score(self, sample: Sample) -> Any:
-        """Scores one turn.
-
-        Raises:
-            ValueError: the problem's source has no reward.
-        """
         source = sample.problem.get("data_source")
         rewards = self.inner("sources")
         if not isinstance(source, str) or source not in rewards:
@@ -109,7 +95,6 @@ class Mixture(Plugin):
         return self
 
     def problem(self, split: Split, index: int, seed: int) -> Problem:
-        """Returns problem number `index`; each task's problems come in the task's order."""
         weights = self.weights or dict.fromkeys(self.tasks, 1.0)
         # In the order of the names: that of the YAML is no part of an experiment's digest.
         places = _sample_task_positions(
@@ -126,11 +111,9 @@ class Mixture(Plugin):
 
     @property
     def demonstrates(self) -> bool:
-        """Whether every task has demonstrations, which `warm_start` needs."""
         return all(getattr(task, "demonstrates", True) for task in self.inner("tasks").values())
 
     def demonstration(self, problem: Problem, seed: int) -> Demonstration:
-        """Returns the demonstration by the problem's task."""
         name, _, own_id = problem.id.partition("/")
         own = replace(
             problem,

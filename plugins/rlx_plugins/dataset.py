@@ -89,11 +89,6 @@ class Dataset(Plugin):
         return self
 
     def problem(self, split: Split, index: int, seed: int) -> Problem:
-        """Returns problem number `index` of a split; the same for the same arguments.
-
-        Raises:
-            OSError, ImportError, ValueError: as `check`.
-        """
         problems = self._splits()[split]
         passes, position = divmod(index, len(problems))
         if split == "train":
@@ -101,41 +96,22 @@ class Dataset(Plugin):
         return problems[position][1]
 
     def list_problems(self) -> Iterator[tuple[str, Problem]]:
-        """Yields every problem of both splits, and where it was read.
-
-        Raises:
-            OSError, ImportError, ValueError: as `check`.
-        """
         for placed in self._splits().values():
             yield from placed
 
     @property
     def demonstrates(self) -> bool:
-        """Whether there are demonstrations, which `warm_start` needs."""
         return self.demonstrations is not None
 
     def demonstration(self, problem: Problem, seed: int) -> Demonstration:
-        """Returns the demonstration in the record.
-
-        Raises:
-            NotImplementedError: the option `demonstrations` is not set.
-        """
         if self.demonstrations is None:
             raise NotImplementedError("task.demonstrations says which fields show a worked episode")
         return _build_demonstration(self.demonstrations, problem.fields)
 
     def check(self) -> None:
-        """Reads all records.
-
-        Raises:
-            OSError, ImportError: this machine lacks a file, a dataset or a package.
-            ValueError: a record does not fit the options, or the splits share a problem; the
-                message names the file and the line or row.
-        """
         self._splits()
 
     def data(self) -> Mapping[str, str]:
-        """Returns digests of the records of each file."""
         test = self.test.digests("test") if self.test else {}
         return {**self.train.digests("train"), **test}
 
@@ -234,11 +210,7 @@ def _format_field_text(name: str, value: Any) -> str:
 
 
 def _read_messages(name: str, messages: Sequence[Any]) -> tuple[str, tuple[Message, ...], str]:
-    """The system message in a field, "" without one, the messages after it, and the last.
-
-    Raises:
-        ValueError: they are no messages, or have another order than a prompt's.
-    """
+    """The system message in a field, "" without one, the messages after it, and the last."""
     if not all(isinstance(m, Mapping) and isinstance(m.get("role"), str) for m in messages):
         raise ValueError(
             f"{name!r} must be text, or messages with a role and a content, "
@@ -287,11 +259,7 @@ def _split_held_out(problems: _Placed, share: float) -> tuple[_Placed, _Placed]:
 def _remove_tested_problems(
     train: _Placed, test: _Placed, duplicates: Literal["refuse", "drop"]
 ) -> _Placed:
-    """The training problems without those of the test split.
-
-    Raises:
-        ValueError: the splits share a problem, and `duplicates` is "refuse".
-    """
+    """The training problems without those of the test split."""
     tested = {_compute_prompt_hash(problem): where for where, problem in test}
     shared = [
         (where, at) for where, p in train if (at := tested.get(_compute_prompt_hash(p))) is not None

@@ -1,8 +1,7 @@
 """Rewards by a language model behind OpenAI's interface: it rates an answer, or ranks a group's.
 
-What the policy wrote stands in the judge's prompt between lines that nobody can write in advance,
-because they are derived from what is between them. Replies have to be JSON of one form. Answers of
-the judge are remembered with the run (`rlx.plugin.recall`).
+What the policy wrote stands in the judge's prompt between lines that nobody can write in advance.
+Answers of the judge are remembered with the run (`rlx.plugin.recall`).
 """
 
 import asyncio
@@ -19,7 +18,7 @@ from operator import add
 from typing import Annotated, Any, ClassVar, Literal, Self
 from weakref import WeakKeyDictionary
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from rlx.plugin import Reward, Sample, Score, recall
 from rlx_plugins.templates import fill_template, list_template_fields
@@ -116,34 +115,22 @@ class JudgeReward(Reward):
     spend_at_most: float | None = Field(None, gt=0)
     """Cost of a run after which it ends, with a checkpoint; needs `price`."""
 
-    @field_validator("question")
-    @classmethod
-    def _check_question(cls, value: str) -> str:
-        list_template_fields(value)
-        return value
-
     @model_validator(mode="after")
     def _check_limit(self) -> Self:
+        list_template_fields(self.question)
         if self.spend_at_most is not None and self.price is None:
             raise ValueError("spend_at_most needs the price of the judge's tokens")
         return self
 
     @property
     def max_cost(self) -> float | None:  # type: ignore[override]
-        """The limit of the costs."""
         return self.spend_at_most
 
     @property
     def concurrency(self) -> int:  # type: ignore[override]
-        """As many calls as requests at a time."""
         return self.at_once
 
     def check(self) -> None:
-        """Looks for the client and the token.
-
-        Raises:
-            ImportError, OSError: one of them is missing.
-        """
         try:
             import openai  # noqa: F401
         except ImportError as error:
@@ -154,26 +141,19 @@ class JudgeReward(Reward):
             raise OSError(f"the environment variable {self.key}, which holds the token, is not set")
 
     def check_problem(self, problem: Mapping[str, Any]) -> None:
-        """Requires the fields of the question."""
         self.write_question(problem)
 
     def write_question(self, problem: Mapping[str, Any]) -> str:
-        """What the judge sees of a problem.
-
-        Raises:
-            ValueError: the problem lacks a field.
-        """
+        """What the judge sees of a problem; raises ValueError for a field that it lacks."""
         if lacking := {*list_template_fields(self.question)} - {*problem}:
             raise ValueError(f"question: the problem has no field {min(lacking)!r}")
         texts = {k: v if isinstance(v, str) else json.dumps(v) for k, v in problem.items()}
         return fill_template(self.question, texts)
 
     def value_range(self) -> tuple[float, float]:
-        """Between 0 and 1."""
         return 0.0, 1.0
 
     def spans_read(self) -> Sequence[str]:
-        """Returns the span with the answer."""
         return () if self.span is None else (self.span,)
 
     def get_answer(self, sample: Sample) -> str:
@@ -186,14 +166,8 @@ class JudgeReward(Reward):
     ) -> Answer:
         """Asks the judge, or recalls what it said.
 
-        Args:
-            prompt: the user's message.
-            seed: of the judge's sampling.
-            reply: the form of its reply.
-            read: the value of a reply; raises ValueError for one that says nothing.
-
-        Raises:
-            JudgeError: there is no verdict after all tries.
+        `read` takes the value from a reply of the form `reply`, or raises ValueError for one that
+        says nothing. Raises JudgeError if there is no verdict after all tries.
         """
         request: dict[str, Any] = {
             "model": self.model,
@@ -226,12 +200,15 @@ class JudgeReward(Reward):
                     said = await server.client.chat.completions.create(
                         **{**request, "seed": request["seed"] + unreadable * _MOST_VOTES}
                     )
-                tokens = _count_tokens(said)
-                server.count_tokens(sum(tokens))
+                usage = getattr(said, "usage", None)  # not every server says
+                prompt_tokens = int(getattr(usage, "prompt_tokens", 0) or 0)
+                written = int(getattr(usage, "completion_tokens", 0) or 0)
+                tokens = prompt_tokens + written
+                server.count_tokens(tokens)
                 value = read(said.choices[0].message.content or "")
                 price = self.price or Price(prompt=0.0, completion=0.0)
-                cost = (tokens[0] * price.prompt + tokens[1] * price.completion) / 1e6
-                return {"value": value, "requests": number, "tokens": sum(tokens), "cost": cost}
+                cost = (prompt_tokens * price.prompt + written * price.completion) / 1e6
+                return {"value": value, "requests": number, "tokens": tokens, "cost": cost}
             except (openai.APIConnectionError, openai.APIResponseValidationError) as error:
                 why = f"{type(error).__name__}: {error}"
             except openai.APIStatusError as error:
@@ -278,11 +255,6 @@ class Judge(JudgeReward):
         return self
 
     async def score(self, sample: Sample) -> Score:
-        """Asks for the votes.
-
-        Raises:
-            JudgeError: the judge gave no verdict.
-        """
         answer = self.get_answer(sample)
         if not answer:
             return Score(0.0, "no answer")
@@ -327,11 +299,6 @@ class JudgeRanking(JudgeReward):
         return self
 
     async def score(self, samples: Sequence[Sample]) -> list[Score]:
-        """Has all answers to one prompt compared.
-
-        Raises:
-            JudgeError: the judge gave no verdict.
-        """
         texts = [self.get_answer(sample) for sample in samples]
         pairs = [(a, b) for a, b in itertools.permutations(sorted({*texts}), 2) if a and b]
         question = self.write_question(samples[0].problem)
@@ -379,11 +346,7 @@ def fill_judge_prompt(template: str, **texts: str) -> str:
 
 
 def _read_reply(text: str, form: type[_Reply]) -> Any:
-    """Reads the last line of a reply, which has to be the verdict and nothing else.
-
-    Raises:
-        ValueError: it is not.
-    """
+    """Reads the last line of a reply, which has to be the verdict and nothing else."""
     *_, last = text.strip().splitlines() or [""]
     try:
         return form.model_validate_json(last)
@@ -406,11 +369,7 @@ async def _gather(calls: Iterable[Coroutine[Any, Any, Answer]]) -> list[Answer]:
 
 
 class _Server:
-    """A judge's server, as the requests of one event loop see it.
-
-    Attributes:
-        gate: lets in so many requests at a time.
-    """
+    """A judge's server, as the requests of one event loop see it; `gate` limits how many wait."""
 
     def __init__(self, judge: JudgeReward) -> None:
         import openai
@@ -446,14 +405,6 @@ def _get_server(judge: JudgeReward) -> _Server:
     if options not in own:
         own[options] = _Server(judge)
     return own[options]
-
-
-def _count_tokens(reply: Any) -> tuple[int, int]:
-    """Tokens of the prompt and of the reply, 0 where the server does not say."""
-    usage = getattr(reply, "usage", None)
-    names = ("prompt_tokens", "completion_tokens")
-    prompt, completion = (getattr(usage, name, None) for name in names)
-    return int(prompt or 0), int(completion or 0)
 
 
 def _read_retry_after(headers: Mapping[str, str]) -> float | None:

@@ -2,12 +2,8 @@
 
 from pydantic import Field, model_validator
 
-from rlx.plugin import Example, Reward, Sample, Score
-
-
-def _build_length_sample(n_tokens: int) -> Sample:
-    return Sample(id="a", problem={}, turn="answer", number=1, response="", n_tokens=n_tokens)
-
+from rlx.plugin import Reward, Sample, Score
+from rlx_plugins.examples import build_example
 
 _SIZES = {"limit": 20, "buffer": 8}
 
@@ -19,9 +15,9 @@ class Overlong(Reward):
     """
 
     examples = (
-        Example(name="gold: short", sample=_build_length_sample(12), value=0.0, options=_SIZES),
-        Example(name="in the buffer", sample=_build_length_sample(16), value=-0.5, options=_SIZES),
-        Example(name="too long", sample=_build_length_sample(21), value=-1.0, options=_SIZES),
+        build_example("gold: short", 0.0, n_tokens=12, options=_SIZES),
+        build_example("in the buffer", -0.5, n_tokens=16, options=_SIZES),
+        build_example("too long", -1.0, n_tokens=21, options=_SIZES),
     )
 
     limit: int = Field(ge=1)
@@ -42,10 +38,6 @@ class Overlong(Reward):
         return Score(-min(over / self.buffer, 1.0), f"{over} tokens into the buffer")
 
 
-def _build_text_sample(text: str) -> Sample:
-    return Sample(id="a", problem={}, turn="answer", number=1, response=text)
-
-
 class Repetition(Reward):
     """Penalty for repeated words: minus the share of `n` words in a row that came before.
 
@@ -54,26 +46,15 @@ class Repetition(Reward):
     """
 
     examples = (
-        Example(
-            name="gold: nothing twice",
-            sample=_build_text_sample("a b c d"),
-            value=0.0,
-            options={"n": 2},
-        ),
-        Example(
-            name="a b, three times",
-            sample=_build_text_sample("a b a b A B"),
-            value=-0.6,
-            options={"n": 2},
-        ),
-        Example(name="too short", sample=_build_text_sample("a a"), value=0.0, options={"n": 3}),
+        build_example("gold: nothing twice", 0.0, "a b c d", options={"n": 2}),
+        build_example("a b, three times", -0.6, "a b a b A B", options={"n": 2}),
+        build_example("too short", 0.0, "a a", options={"n": 3}),
     )
 
     n: int = Field(3, ge=1)
     """Words in a row that count as a repetition."""
 
     def value_range(self) -> tuple[float, float]:
-        """Above -1, up to 0."""
         return -1.0, 0.0
 
     def score(self, sample: Sample) -> Score:

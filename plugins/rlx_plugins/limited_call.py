@@ -10,13 +10,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class LimitedResult:
-    """What became of a call.
-
-    Attributes:
-        value: what the function returned; None after a fault.
-        fault: why there is no value, in words; None if there is one.
-        is_raised: whether the function raised an exception, other than for its size.
-    """
+    """What a call returned, or why there is no value; `is_raised` if the function raised."""
 
     value: Any = None
     fault: str | None = None

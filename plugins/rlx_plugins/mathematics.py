@@ -57,11 +57,6 @@ class MathVerify(AnswerReward):
         _import_math_verify()
 
     def check(self) -> None:
-        """Checks that math-verify is installed.
-
-        Raises:
-            ImportError: it is not installed.
-        """
         if not _is_installed():
             raise ImportError(_MISSING)
 
@@ -73,12 +68,6 @@ class MathVerify(AnswerReward):
                 _read_right_answer(one)
 
     def score(self, sample: Sample) -> Score:
-        """Compares one answer.
-
-        Raises:
-            ValueError: the problem holds no right answer, or one that cannot be read.
-            RuntimeError: the library failed.
-        """
         right = [
             one if isinstance(one, str) else format_number(one)
             for one in self.list_right_answers(sample.problem)
@@ -127,12 +116,8 @@ _last_number = re.compile(r"[-−]?\d[\d,]*(?:\.\d+)?(?:/\d+)?%?")
 def find_formula(text: str, *, whole: bool) -> str | None:
     """Finds the formula that an answer gives: its last box, or its last formula.
 
-    Args:
-        text: the answer.
-        whole: whether a text without box and formula is one formula; otherwise its last number is.
-
-    Returns:
-        The formula; None if the last box is not closed, or if there is no formula.
+    A text without either is one formula if `whole`; otherwise its last number is. None if the last
+    box is not closed, or if there is no formula.
     """
     boxes = list(_box.finditer(text))
     if boxes:
@@ -174,13 +159,7 @@ def _find_closed_group(text: str, start: int) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class _Value:
-    """A way to read a formula.
-
-    Attributes:
-        formula: the text that was read.
-        expression: the expression of SymPy.
-        unit: the unit in normal form; "" without one.
-    """
+    """A way to read a formula: the text, its expression of SymPy, and its unit, if it has one."""
 
     formula: str
     expression: Any

@@ -81,23 +81,14 @@ class Source(BaseModel):
         return tuple(map(expand_path, paths))
 
     def stamps(self) -> tuple[Stamp, ...]:
-        """Returns the states of the files.
-
-        Raises:
-            OSError: a file cannot be read.
-        """
+        """Returns the states of the files; raises OSError for one that cannot be read."""
         return tuple(map(_get_file_stamp, self.paths))
 
     def digests(self, split: str) -> dict[str, str]:
         """Returns digests of the records of each file, or of the hub's dataset.
 
         They do not depend on how the records are written, such as compression or the order of keys.
-
-        Args:
-            split: begins the names of the digests, such as `train questions.jsonl`.
-
-        Raises:
-            OSError, ImportError, ValueError: as `rows`.
+        Their names begin with `split`.
         """
         if self.hub is not None:
             return {f"{split} {self.hub}": _digest_records(self, ())}
@@ -108,10 +99,8 @@ class Source(BaseModel):
     def rows(self) -> Iterator[Row]:
         """Reads the records in order.
 
-        Raises:
-            OSError, ImportError: this machine lacks a file, the hub's dataset or a package.
-            ValueError: a file is not of the format that its name says; the message names file and
-                location.
+        Raises OSError or ImportError for what this machine lacks, and ValueError, with the place,
+        for what is not of the format that its name says.
         """
         return islice(self._read_all_rows(), self.limit)
 
@@ -120,7 +109,7 @@ class Source(BaseModel):
             yield from _load_hub_rows(self.hub, self.config, self.revision, str(self.split))
         for path in self.paths:
             if path.name.endswith((".jsonl", ".jsonl.gz")):
-                yield from read_json_lines(path)
+                yield from _read_json_lines(path)
             elif path.suffix == ".parquet":
                 yield from _read_parquet_rows(path)
             else:
@@ -161,56 +150,30 @@ def _open_binary_file(path: Path) -> BufferedReader:
         raise OSError(f"cannot read {path}: {error.strerror}") from None
 
 
-def read_text_lines(path: Path) -> Iterator[tuple[str, str]]:
-    """Yields the lines of a text file in UTF-8 with their locations.
-
-    A byte order mark at its start is dropped. A file that begins like gzip is decompressed.
-
-    Raises:
-        OSError: it cannot be read.
-        ValueError: a line is not UTF-8, or it is not a complete gzip file.
-    """
+def _read_json_lines(path: Path) -> Iterator[Row]:
+    """The objects of a file of JSON Lines in UTF-8, perhaps compressed, without empty lines."""
     with _open_binary_file(path) as stream:
         packed = stream.peek(2)[:2] == b"\x1f\x8b"
         lines = gzip.GzipFile(fileobj=stream) if packed else stream
         try:
             for number, line in enumerate(lines, start=1):
-                where = f"{path} line {number}"
-                try:
-                    yield where, line.decode("utf-8-sig" if number == 1 else "utf-8")
-                except UnicodeDecodeError:
-                    raise ValueError(f"{where}: not UTF-8") from None
+                if line.strip():
+                    where = f"{path} line {number}"
+                    yield where, _parse_json_object(line, where)
         except (gzip.BadGzipFile, EOFError, zlib.error) as error:
             raise ValueError(f"{path}: not readable as gzip: {error}") from None
 
 
-def parse_json_object(text: str) -> Mapping[str, Any]:
-    """Parses a JSON object.
-
-    Raises:
-        ValueError: the text is not a JSON object.
-    """
+def _parse_json_object(line: bytes, where: str) -> Mapping[str, Any]:
     try:
-        record = json.loads(text)
+        record = json.loads(line.decode("utf-8-sig"))
+    except UnicodeDecodeError:
+        raise ValueError(f"{where}: not UTF-8") from None
     except (ValueError, RecursionError) as error:  # also a number of too many digits
-        raise ValueError(f"not JSON: {error}") from None
+        raise ValueError(f"{where}: not JSON: {error}") from None
     if not isinstance(record, dict):
-        raise ValueError("not a JSON object")
+        raise ValueError(f"{where}: not a JSON object")
     return record
-
-
-def read_json_lines(path: Path) -> Iterator[Row]:
-    """Yields the objects of a file of JSON Lines with their locations; empty lines are skipped.
-
-    Raises:
-        OSError, ValueError: as `read_text_lines`; also a line that is not a JSON object.
-    """
-    for where, line in read_text_lines(path):
-        if line.strip():
-            try:
-                yield where, parse_json_object(line)
-            except ValueError as error:
-                raise ValueError(f"{where}: {error}") from None
 
 
 def _read_parquet_rows(path: Path) -> Iterator[Row]:
@@ -280,10 +243,7 @@ def _load_hub_rows(
 def get_value_at_path(record: Mapping[str, Any], path: str) -> Any:
     """Returns the value at a dotted path, such as `reward_model.ground_truth` or `choices.0`.
 
-    Also finds keys that contain dots.
-
-    Raises:
-        ValueError: there is no such path; the message names the nearest one.
+    Also finds keys that contain dots. Raises ValueError with the nearest path that there is.
     """
     try:
         return _get_node_value(record, path)
@@ -322,12 +282,9 @@ def format_short_repr(value: Any) -> str:
 
 
 def convert_to_plain_json(value: Any) -> Any:
-    """Returns a value as plain JSON: dates as ISO text, decimals as numbers, arrays as lists.
+    """Returns a value as plain JSON: dates as ISO text, decimals as numbers if a float holds them.
 
-    A decimal that no float holds exactly stays text.
-
-    Raises:
-        ValueError: JSON cannot represent the value: NaN, bytes, an image, a lone surrogate.
+    Raises ValueError for what JSON cannot represent: NaN, bytes, an image, a lone surrogate.
     """
     if value is None or isinstance(value, bool | int):
         return value
@@ -352,8 +309,6 @@ def convert_to_plain_json(value: Any) -> Any:
         if value == value.to_integral_value():
             return int(value)
         return float(value) if Decimal(repr(float(value))) == value else str(value)
-    if hasattr(value, "tolist"):  # arrays and scalars of NumPy
-        return convert_to_plain_json(value.tolist())
     raise ValueError(f"a value of type {type(value).__name__} is not plain JSON")
 
 

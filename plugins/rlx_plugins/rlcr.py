@@ -10,6 +10,7 @@ import re
 from typing import ClassVar, Literal, NamedTuple, get_args
 
 from rlx.plugin import Example, Reward, Sample, Score, get_last_block
+from rlx_plugins.examples import build_example
 
 _number = re.compile(r"[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)").fullmatch
 _not_finite = re.compile(r"[+-]?(?:nan|inf|infinity)", re.IGNORECASE | re.ASCII).fullmatch
@@ -43,23 +44,13 @@ def parse_confidence(text: str) -> ParsedConfidence:
 
 
 def _build_confidence_example(
-    name: str,
-    response: str,
-    value: float | None,
-    *,
-    of: float | None = None,
-    reason: str | None = None,
+    name: str, response: str, value: float | None, of: float | None = None, reason: str = ""
 ) -> Example:
-    sample = Sample(id="a", problem={}, turn="confidence", number=2, response=response, of=of)
-    return Example(name=name, sample=sample, value=value, reason=reason)
+    return build_example(name, value, response, reason=reason or None, turn="confidence", of=of)
 
 
 def _read_judgement(sample: Sample) -> tuple[float, ParsedConfidence]:
-    """The label y of an answer in [0, 1], and the confidence that judges it.
-
-    Raises:
-        ValueError: the label is absent or outside [0, 1], an error in the experiment.
-    """
+    """The label y of an answer in [0, 1], and the confidence that judges it."""
     of = sample.of
     if of is None or not 0.0 <= of <= 1.0:
         raise ValueError(f"the reward named by `of` must lie in [0, 1], got {of}")
@@ -67,7 +58,10 @@ def _read_judgement(sample: Sample) -> tuple[float, ParsedConfidence]:
 
 
 class Brier(Reward):
-    """1 - (of - c)² for the stated confidence c; `of` names the reward for correctness."""
+    """1 - (of - c)² for the stated confidence c; `of` names the reward for correctness.
+
+    Without a valid confidence it is 0, which is also the worst valid score.
+    """
 
     reads_parent: ClassVar[bool] = True
     examples: ClassVar[tuple[Example, ...]] = (
@@ -79,26 +73,12 @@ class Brier(Reward):
         _build_confidence_example(
             "not finite", "<confidence>nan</confidence>", 0.0, of=1.0, reason="not finite"
         ),
-        _build_confidence_example(
-            "too sure", "<confidence>1.01</confidence>", 0.0, of=1.0, reason="out of range"
-        ),
-        _build_confidence_example(
-            "percent", "<confidence>70%</confidence>", 0.0, of=1.0, reason="unparsable"
-        ),
     )
 
-    invalid_reward: float = 0.0
-    """Reward of a response without a valid confidence. 0 is also the worst valid score."""
-
     def score(self, sample: Sample) -> Score:
-        """Scores one confidence.
-
-        Raises:
-            ValueError: the parent's value is absent or outside [0, 1], an error in the experiment.
-        """
         of, (confidence, reason) = _read_judgement(sample)
         if confidence is None:
-            return Score(self.invalid_reward, reason)
+            return Score(0.0, reason)
         return Score(1.0 - (of - confidence) ** 2, parts={"confidence": confidence})
 
 
@@ -121,25 +101,15 @@ class ProperScore(Reward):
         _build_confidence_example("gold, wrong", "<confidence>0</confidence>", 1.0, of=0.0),
         _build_confidence_example("sure and wrong", "<confidence>1</confidence>", 0.0, of=0.0),
         _build_confidence_example("none", "I am sure", 0.0, of=1.0, reason="no confidence"),
-        _build_confidence_example(
-            "not finite", "<confidence>nan</confidence>", 0.0, of=1.0, reason="not finite"
-        ),
     )
 
     rule: Literal["log", "spherical", "brier"] = "log"
     """Which score."""
-    invalid_reward: float = 0.0
-    """Reward of a response without a valid confidence. 0 is also the worst valid score."""
 
     def score(self, sample: Sample) -> Score:
-        """Scores one confidence.
-
-        Raises:
-            ValueError: the parent's value is absent or outside [0, 1], an error in the experiment.
-        """
         of, (confidence, reason) = _read_judgement(sample)
         if confidence is None:
-            return Score(self.invalid_reward, reason)
+            return Score(0.0, reason)
         value = of * self._score_right(confidence) + (1 - of) * self._score_right(1 - confidence)
         return Score(value, parts={"confidence": confidence})
 
@@ -168,7 +138,6 @@ class PassOn(Reward):
     )
 
     def score(self, sample: Sample) -> Score | None:
-        """Returns what it reads."""
         return None if sample.of is None else Score(sample.of)
 
 
@@ -181,15 +150,10 @@ class StatedConfidence(Reward):
 
     examples: ClassVar[tuple[Example, ...]] = (
         _build_confidence_example("gold", "<confidence>0.7</confidence>", 0.7),
-        _build_confidence_example(
-            "certain", "<analysis>7=7</analysis><confidence>1</confidence>", 1.0
-        ),
         _build_confidence_example("none", "sure", None),
-        _build_confidence_example("not finite", "<confidence>nan</confidence>", None),
     )
 
     def score(self, sample: Sample) -> Score | None:
-        """Reads one confidence."""
         confidence = parse_confidence(sample.response).value
         if confidence is None:
             return None
@@ -218,10 +182,9 @@ def matches_pattern(pattern: Pattern, text: str) -> bool:
     """Whether a whole response has a format of t(hink), a(nswer), b for analysis, c(onfidence).
 
     Equals a match of RLCR's regular expressions, such as
-    `.*?</think>\\s*<answer>.*?</answer>\\s*\\Z` for `ta`; `<think>` itself may be in the prompt.
-    Patterns without t allow nothing before their first tag. What the confidence says is not read,
-    see `RlcrFormat`. Those expressions take polynomial time on adversarial text; taking the first
-    match of each joint after the previous one is equivalent.
+    `.*?</think>\\s*<answer>.*?</answer>\\s*\\Z` for `ta`, which take polynomial time on adversarial
+    text: the first match of each joint after the previous one is equivalent. `<think>` itself may
+    be in the prompt; patterns without t allow nothing before their first tag.
     """
     joints, closing = _PATTERNS[pattern]
     end = len(text.rstrip()) - len(closing)
@@ -238,8 +201,7 @@ def matches_pattern(pattern: Pattern, text: str) -> bool:
 
 
 def _build_format_example(name: str, pattern: Pattern, response: str, value: float) -> Example:
-    sample = Sample(id="a", problem={}, turn="answer", number=1, response=response)
-    return Example(name=name, sample=sample, value=value, options={"pattern": pattern})
+    return build_example(name, value, response, options={"pattern": pattern})
 
 
 class RlcrFormat(Reward):
@@ -255,17 +217,12 @@ class RlcrFormat(Reward):
         _build_format_example(
             "words after it", "ta", "<think>6*7</think><answer>42</answer> So!", 0.0
         ),
-        _build_format_example("words before it", "c", "Well: <confidence>0.5</confidence>", 0.0),
         _build_format_example("nothing closed", "ta", "<think>6*7<answer>42", 0.0),
-        _build_format_example("percent", "c", "<confidence>80</confidence>", 0.0),
         _build_format_example(
             "in words",
             "tac",
             "<think>6*7</think><answer>42</answer><confidence>maybe</confidence>",
             0.0,
-        ),
-        _build_format_example(
-            "tags without end", "tac", "</think><answer>" * 5_000 + "</confidence>", 0.0
         ),
     )
 
@@ -273,7 +230,6 @@ class RlcrFormat(Reward):
     """Blocks in order: t for think, a for answer, b for analysis, c for confidence."""
 
     def score(self, sample: Sample) -> Score:
-        """Checks the format of one response."""
         if not matches_pattern(self.pattern, sample.response):
             return Score(0.0, f"not of the form {self.pattern}")
         if "c" in self.pattern:

@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field
 
 from rlx.plugin import Demonstration, Example, Plugin, Problem, Reward, Sample, Score, Split
+from rlx_plugins.examples import build_example
 from rlx_plugins.rlcr import parse_confidence
 
 _URNS, _BALLS, _HELD_OUT = 100, 10, 3
@@ -44,12 +45,10 @@ class UrnTask(Plugin):
 
     @property
     def confidence_values(self) -> tuple[str, ...]:
-        """The confidences of demonstrations, from 0.0 to 1.0."""
         steps = self.confidence_steps
         return tuple(str(step / steps) for step in range(steps + 1))
 
     def problem(self, split: Split, index: int, seed: int) -> Problem:
-        """Returns problem number `index` of a split; the same for the same arguments."""
         rng = random.Random(f"urn/{seed}/{split}/{index}")
         while True:
             number, red = rng.randint(1, _URNS), rng.randint(0, _BALLS)
@@ -89,9 +88,9 @@ class UrnTask(Plugin):
 def _build_urn_example(
     name: str, value: float | None, *, red: int = 3, drawn: int = 1, response: str = ""
 ) -> Example:
-    problem = {"red": red, "blue": 10 - red, "drawn": drawn}
-    sample = Sample(id="a", problem=problem, turn="answer", number=1, response=response)
-    return Example(name=name, sample=sample, value=value)
+    return build_example(
+        name, value, response, problem={"red": red, "blue": 10 - red, "drawn": drawn}
+    )
 
 
 class UrnDrawn(Reward):
@@ -104,18 +103,12 @@ class UrnDrawn(Reward):
     )
 
     def score(self, sample: Sample) -> Score:
-        """Returns what was drawn."""
         return Score(float(sample.problem["drawn"]))
 
 
-def _build_pick_example(name: str, value: float, response: str) -> Example:
+def _build_pick_example(name: str, value: float, answer: str) -> Example:
     problem = {"red": 3, "blue": 7, "red_balls": [2, 5, 9]}
-    text = response.removeprefix("<answer>").removesuffix("</answer>")
-    spans = {"answer": text} if text != response else {}
-    sample = Sample(
-        id="a", problem=problem, turn="answer", number=1, response=response, spans=spans
-    )
-    return Example(name=name, sample=sample, value=value)
+    return build_example(name, value, problem=problem, spans={"answer": answer})
 
 
 class UrnPicked(Reward):
@@ -126,15 +119,13 @@ class UrnPicked(Reward):
     """
 
     examples: ClassVar[tuple[Example, ...]] = (
-        _build_pick_example("gold", 1.0, "<answer>5</answer>"),
-        _build_pick_example("blue", 0.0, "<answer>4</answer>"),
-        _build_pick_example("no such ball", 0.0, "<answer>11</answer>"),
-        _build_pick_example("no number", 0.0, "<answer>five</answer>"),
-        _build_pick_example("no answer", 0.0, "5"),
+        _build_pick_example("gold", 1.0, "5"),
+        _build_pick_example("blue", 0.0, "4"),
+        _build_pick_example("no such ball", 0.0, "11"),
+        _build_pick_example("no number", 0.0, "five"),
     )
 
     def score(self, sample: Sample) -> Score:
-        """Looks the ball up."""
         named = sample.spans.get("answer", "").strip()
         red = {str(ball) for ball in sample.problem["red_balls"]}
         return Score(float(named in red))
@@ -154,7 +145,6 @@ class UrnDistance(Reward):
     )
 
     def score(self, sample: Sample) -> Score | None:
-        """Measures one confidence."""
         confidence = parse_confidence(sample.response).value
         if confidence is None:
             return None

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 from checkpoints import STYLES, tokenizer
 from rows import each_row
-from speech import Hashing
+from speech import Speaking
 
 from rlx.agents import AgentRequests
 from rlx.batch import build_token_batch, list_batch_rows
@@ -34,19 +34,6 @@ BYTES = build_vocabulary_dialogue(Vocabulary.build_bytes())
 TEXTS = ("<answer>1</answer>", "<answer>2</answer>", "seventy", " <answer>3</answer>\n")
 TURN = {"max_new_tokens": 30, "spans": ["answer"]}
 SEED = 7
-
-
-class Speaking(Hashing):
-    """Answers in a dialogue's tokens."""
-
-    def __init__(self, dialogue, texts=TEXTS, context_length=100_000):
-        super().__init__(texts, context_length)
-        self.dialogue = dialogue
-
-    def tokens(self, text):
-        end = self.dialogue.end_ids[:1] if text.endswith("\0") else ()
-        ids = (*self.dialogue.encode(text.removesuffix("\0")), *end)
-        return ids, tuple(-n / 8 for n in range(len(ids)))
 
 
 class Program:
@@ -388,13 +375,6 @@ def test_reports_that_are_refused(report, message):
     program.chat("Q?\n", n=2)
     with pytest.raises(InvalidRequestError, match=message):
         program.agent.report(report)
-
-
-def test_all_reports_together_are_bounded():
-    program = Program()
-    program.agent.report({"x": "y" * 600_000})
-    with pytest.raises(InvalidRequestError, match="at most 1000000 characters"):
-        program.agent.report({"x": "y" * 600_000})
 
 
 # Chat templates -----------------------------------------------------------------------------------

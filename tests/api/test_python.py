@@ -47,12 +47,6 @@ def run(home):
 # Experiments -------------------------------------------------------------------------------------
 
 
-def test_an_experiment_is_read():
-    experiment = rlx.read(RLCR, "seed=7")
-    assert (experiment.spec.seed, experiment.spec.name) == (7, "rlcr")
-    assert rlx.validate(RLCR) == experiment.plugins.warnings
-
-
 def test_what_is_wrong_is_returned_or_raised():
     (finding,) = rlx.validate(RLCR, "sed=7")
     assert (finding.severity, finding.meant) == ("error", "seed")
@@ -157,16 +151,6 @@ def test_a_notebook_shows_a_plan_and_faults_as_the_command_line_does(capsys, mon
     (fault,) = rlx.validate(RLCR, "sed=7")
     assert pretty((fault,)).startswith("(error: unknown key 'sed'\n  --> <override>:1:1\n")
     assert str(fault) in pretty((fault,))
-
-
-def test_the_only_reward_is_offered_as_the_judge():
-    told = rlx.read(QUICK).loaded.document.tree
-    named = {**told, "evaluation": {}, "rewards": {"turn": {"short": {"plugin": brevity}}}}
-    for rewards, name in (({}, "short"), ({"long": {"plugin": brevity}}, "NAME")):
-        turn = {**named["rewards"]["turn"], **rewards}
-        given = {n: {**one, "turn": "answer"} for n, one in turn.items()}
-        (fault,) = rlx.validate({**named, "rewards": {"turn": given}})
-        assert fault.helps[0].endswith(f"evaluation: {{correct: {name}}}")
 
 
 # Runs --------------------------------------------------------------------------------------------
@@ -323,21 +307,3 @@ def test_responses_are_scored(tmp_path):
         rlx.score(responses, "countdown.verfy")
     with pytest.raises(rlx.EnvironmentFault, match="cannot read"):
         rlx.score(tmp_path / "none.jsonl", "countdown.verify")
-
-
-def test_requests_are_complete_when_made():
-    with pytest.raises(rlx.SpecError, match="drop --spec"):
-        rlx.EvaluationRequest(target="latest", step=3, experiment=RLCR)
-
-
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda: rlx.evaluate("r-0900", record=False), "r-0900"),
-        (lambda: rlx.probe_model("r-0900", record=False), "r-0900"),
-        (lambda: rlx.rescore(rlx.RescoreRequest(run="r-0001", overrides=("task=1",))), "task=1"),
-    ],
-)
-def test_what_cannot_be_assessed(home, call, message):
-    with pytest.raises(rlx.SpecError, match=message):
-        call()

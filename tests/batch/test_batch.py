@@ -152,13 +152,6 @@ def test_a_confidence_after_a_trajectory_continues_its_last_turn():
     assert build_token_batch([asked]).token_ids[-1].tolist() == [1, 2, 3, 4, 5, 6, 7, 8, 9, 11, 12]
 
 
-def test_an_observation_that_nobody_answers_does_not_hide_the_turn_before_it():
-    ended = tree(prompt(NO_PARENT, 1), turn(0, 2), seen(1, 3))
-    (row,) = list_batch_rows([ended])
-    assert row.turns == (1,)
-    assert build_token_batch([ended]).token_ids.tolist() == [[1, 2]]
-
-
 def test_trajectories_that_fork_after_an_observation_each_hold_the_turns_they_share():
     forked = tree(
         prompt(NO_PARENT, 1), turn(0, 2), seen(1, 3), turn(2, 4, number=2), turn(2, 5, number=2)
@@ -185,11 +178,6 @@ def test_rows_can_be_left_out_and_the_rest_keep_their_company():
     ]
     assert batch.group_ids.tolist() == [0, 1, 2, 2, 3, 3]
     assert batch.token_ids.shape == (6, 8)
-
-
-def test_a_confidence_may_stay_without_the_row_of_its_answer():
-    batch = build_token_batch([two_turn()], without={(0, 1)})
-    assert [r.parent for r in batch.rows if r.kind == "confidence"] == [1, 1, 2]
 
 
 @each_row("without", [[], [(0, 1)]])

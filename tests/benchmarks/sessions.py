@@ -15,7 +15,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 sys.path.insert(0, str(Path(__file__).parents[1] / "system" / "agents"))
 
 from programs import post
-from speech import Hashing
+from speech import Speaking
 
 from rlx.agents import AgentHost, ProgramStarter
 from rlx.batch import build_token_batch
@@ -34,14 +34,6 @@ FOLDERS = [str(Path(__file__).parent), *sys.path[:2]]
 POLICY = SimpleNamespace(
     dialogue=DIALOGUE, tokenizer=DIALOGUE.tokenizer, end_ids=DIALOGUE.end_ids, vocabulary=300
 )
-
-
-class Speaking(Hashing):
-    """Answers in the tokens of a dialogue."""
-
-    def tokens(self, text: str) -> Any:
-        ids = (*DIALOGUE.encode(text.removesuffix("\0")), *DIALOGUE.end_ids[: text.endswith("\0")])
-        return ids, tuple(-n / 8 for n in range(len(ids)))
 
 
 def fork(problem: Any, address: str, key: str) -> None:
@@ -64,7 +56,8 @@ def forked_history() -> list[dict]:
     with closing(ProgramStarter()) as starter:
         trees = sample_rollout_trees(
             build_rollout_plan(spec), problems, range(len(problems)),
-            Speaking([f"{n} " * 8 for n in range(50)]), DIALOGUE, AgentHost(spec, POLICY, starter),
+            Speaking(DIALOGUE, [f"{n} " * 8 for n in range(50)]), DIALOGUE,
+            AgentHost(spec, POLICY, starter),
         )  # fmt: skip
     batch = build_token_batch(trees)
     ranks = Ranks(0, 1, torch.device("cpu"))

@@ -1,7 +1,6 @@
 """What the terminal shows of hostile text: characters, never markup, codes or escapes."""
 
 import io
-import itertools
 import json
 import re
 
@@ -102,20 +101,6 @@ def test_a_pipe_has_no_width(capsys, monkeypatch):
     assert (head, second) == ("RUN     WHY", "r-0002  short"), "no blanks at the ends of lines"
 
 
-def test_progress_has_a_name_a_speed_and_the_time_left():
-    console, clock = open_console(), itertools.count(0, 4)
-    console.get_time = lambda: next(clock)
-    console.file, console.width, console._force_terminal = io.StringIO(), 80, True
-    with ProgressDisplay(console, "problems") as display:
-        for done in range(3):
-            display.show("evaluation (before)", done, 600, "accuracy 0.531  " * 9)
-    frames = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", console.file.getvalue())
-    shown = frames.strip().splitlines()[-1].strip()
-    assert shown.startswith("evaluation (before)") and " 2/600 problems " in shown
-    assert "s each" in shown and "left" in shown and shown.endswith("…")
-    assert cell_len(shown) <= 80
-
-
 def test_progress_without_a_terminal_is_lines_with_the_time(capsys):
     with ProgressDisplay(open_console(stderr=True)) as display:
         for done in range(3):
@@ -140,7 +125,7 @@ def test_training_goes_on_after_an_evaluation(capsys):
 
 
 def test_short_work_prints_no_progress_without_a_terminal(capsys):
-    with open_progress("scoring", "lines", 3) as show:
+    with open_progress("scoring", "lines") as show:
         for done in range(4):
             show(done)
     assert capsys.readouterr().err == ""

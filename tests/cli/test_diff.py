@@ -54,20 +54,3 @@ def test_two_runs_and_the_file_that_they_came_from(capsys):
     beside = differences(capsys, first, RLCR)
     assert set(beside["spec"]) == {"tracking.mlflow"}
     assert not any(beside[section] for section in ("seed", "plugins", "code"))
-
-
-def test_other_tasks_have_other_plugins_and_data(capsys):
-    found = differences(capsys, RLCR, EXPERIMENTS / "kg.yaml")
-    assert any(path.startswith("environment kg.") for path in found["plugins"])
-    assert any(path.startswith("task kg") for path in found["data"])
-    assert main(["compare", "--diff", str(RLCR), str(EXPERIMENTS / "kg.yaml")]) == 0
-    shown = capsys.readouterr().out
-    assert "code: the same" in shown
-    assert "–" in shown, "what a side has not"
-
-
-def test_what_is_neither(capsys):
-    queued(capsys)
-    capsys.readouterr()
-    assert main(["compare", "--diff", "r-0001", "r-0007"]) == 2
-    assert "r-0007" in capsys.readouterr().err

@@ -223,7 +223,6 @@ def test_a_file_gets_the_rows_that_were_asked_for(record, folder, capsys):
     [
         (["-", "--json"], "drop --json and --credit"),
         (["-", "--credit"], "drop --json and --credit"),
-        (["."], "is a folder; name a file in it"),
         (["-", "--group", "5"], "no prompt 5"),
         (["-", "--step", "9"], "no rollouts of step 9"),
     ],

@@ -3,12 +3,10 @@
 import json
 from pathlib import Path
 
-import jsonschema
 import pytest
 import yaml
 
 from rlx.cli import main
-from rlx.spec.schema import experiment_schema
 from rlx_registry import Registry
 
 BASE = """\
@@ -141,19 +139,3 @@ def test_an_example_is_extended_by_its_name(folder, capsys):
     assert origins["model.kind"].startswith("example quick:")
     assert main(["validate", "mine.yaml", "--set", "model.layer=1"]) == 2
     assert "unknown key 'model.layer'" in capsys.readouterr().err
-
-
-def test_a_fault_is_shown_in_the_file_that_has_it(files, capsys):
-    Path("base.yaml").write_text(BASE.replace("problems: 30", "problems: many"))
-    Path("mine.yaml").write_text("extends: base.yaml\nname: mine\n")
-    assert main(["validate", "mine.yaml"]) == 2
-    assert "base.yaml:14:24" in capsys.readouterr().err
-
-
-def test_editors_accept_changes_and_refuse_unknown_keys(files):
-    validator = jsonschema.Draft202012Validator(experiment_schema({}))
-    for name in ("middle.yaml", "study/mine.yaml", "removing.yaml", "whole.yaml"):
-        tree = yaml.safe_load((files / name).read_text())
-        assert [error.message for error in validator.iter_errors(tree)] == [], name
-    assert list(validator.iter_errors({"extends": "base.yaml", "sede": 1}))
-    assert list(validator.iter_errors({"extends": "base.yaml", "optimizer": {"rate": 1}}))

@@ -8,9 +8,9 @@ from shown import silence
 
 from rlx.cli import main
 from rlx.cli.output import print_text
-from rlx.launch import queue
+from rlx.launch import lifecycle
+from rlx.launch.lifecycle import continue_run
 from rlx.launch.run_access import attempts_used
-from rlx.launch.start_stop import continue_run
 from rlx_registry import RESUMED, Registry
 
 QUICK = Path(__file__).parents[2] / "experiments" / "quick.yaml"
@@ -34,7 +34,7 @@ def registry(folder, queued):
 def left(registry, capsys):
     """Why the one run is left alone."""
     capsys.readouterr()
-    queue.run_queue(registry, registry.url, ["r-0001"], 1, report=print_text)
+    lifecycle.run_queue(registry, registry.url, ["r-0001"], 1, report=print_text)
     return capsys.readouterr().err
 
 
@@ -89,7 +89,7 @@ def test_of_two_that_take_over_a_lost_run_one_gets_it(registry, monkeypatch):
     registry.update_run("r-0001", host="another", pid=7)
     silence(registry, "r-0001")
     lost = registry.run("r-0001")
-    monkeypatch.setattr("rlx.launch.start_stop.start_supervisor", lambda *_: os.getpid())
+    monkeypatch.setattr("rlx.launch.lifecycle.start_supervisor", lambda *_: os.getpid())
     assert continue_run(registry, lost, registry.url, reason="taken over")
     assert not continue_run(registry, lost, registry.url, reason="taken over")
     assert [change.reason for change in registry.history("r-0001")].count("taken over") == 1
@@ -109,5 +109,5 @@ def test_a_run_that_is_removed_does_not_end_it(registry, monkeypatch, capsys):
         registry.delete_run(run.id)
         return registry.run(run.id)
 
-    monkeypatch.setattr(queue, "continue_run", remove_first)
+    monkeypatch.setattr(lifecycle, "continue_run", remove_first)
     assert "r-0001 skipped: it has just been removed" in left(registry, capsys)

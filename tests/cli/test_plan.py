@@ -119,12 +119,6 @@ def test_turns_and_what_they_were_answered(shown):
     assert any(line.split()[1:3] == ["env", "environment"] for line in out.splitlines())
 
 
-def test_narrow_terminals_keep_to_their_width(shown):
-    code, out, _ = shown(RLCR, "--full", COLUMNS="60")
-    assert code == 0 and max(map(len, out.splitlines())) <= 60
-    assert "+4." in out
-
-
 def test_the_verdict_comes_first(shown):
     code, out, _ = shown(RLCR, COLUMNS="80")
     lines = out.splitlines()
@@ -133,14 +127,6 @@ def test_the_verdict_comes_first(shown):
     assert lines[1].endswith("yes: groups with advantages: answers 3 of 3, joint 15 of 15")
     assert lines[2].split() == ["findings", "none"] and "130 steps, 730,880 to" in lines[3]
     assert max(map(len, lines)) <= 80
-
-
-def test_one_confidence_is_a_warning(shown):
-    code, out, err = shown(RLCR, "--set=rollout.num_generations_confidence=1")
-    assert code == 0 and "warning: rollout.num_generations_confidence is 1" in err
-    said = " ".join(out.split())  # lines may be folded
-    assert "1 warning, below" in said
-    assert "no confidence learns in phase joint" in said
 
 
 def test_an_experiment_without_signal_cannot_learn(shown):

@@ -6,11 +6,10 @@ from typing import Annotated, Literal
 
 import pytest
 from guests import installed
-from pydantic import BaseModel, Field, TypeAdapter
+from pydantic import Field, TypeAdapter
 
 from rlx.cli import main
-from rlx.cli.plugins import describe_schema
-from rlx.discovery import list_installed_plugins
+from rlx.cli.plugins import _describe_schema
 
 ROOT = Path(__file__).parents[2]
 MODULE = '''
@@ -113,41 +112,19 @@ def test_a_functions_options_and_scope(guest, capsys):
     assert out[-1].split() == ["limit", "int", "≥", "1", "3", "Most."]
 
 
-def test_every_page_fits(capsys, monkeypatch, subtests):
-    for found in list_installed_plugins():
-        with subtests.test(found=found), monkeypatch.context() as monkeypatch:
-            monkeypatch.setenv("COLUMNS", "80")
-            assert main(["plugins", "show", f"{found.distribution}:{found.name}"]) == 0
-            table = capsys.readouterr().out.partition("\nOPTION")[2]
-            assert all(len(line) <= 80 for line in table.splitlines())
-
-
-def test_nested_options_say_what_they_hold(capsys):
-    assert main(["plugins", "show", "mixture"]) == 0
-    assert "mapping to task plugins" in capsys.readouterr().out
-
-
-class Inner(BaseModel):
-    pass
-
-
 def test_types_are_written_as_people_write(subtests):
     for kind, text in (
         (bool, "true | false"),
-        (tuple[int, int], "[int, int]"),
         (tuple[str, ...], "list of text"),
         (dict[int, float] | list[int], "mapping to float | list of int"),
         (list[Literal["a", 1, None]], "list of (a | 1 | null)"),
-        (dict[str, bool], "mapping to (true | false)"),
         (Annotated[float, Field(gt=0, lt=1)] | None, "float > 0, < 1 | null"),
-        (Annotated[str, Field(min_length=1)], "text with length ≥ 1"),
-        (Inner | None, "mapping | null"),
-        (Path, "path"),
+        (Path, "text"),
         (list, "list"),
     ):
         with subtests.test(kind=kind, text=text):
             schema = TypeAdapter(kind).json_schema()
-            assert describe_schema(schema, schema.get("$defs", {})) == text
+            assert _describe_schema(schema, schema.get("$defs", {})) == text
 
 
 # Promises ----------------------------------------------------------------------------------------
@@ -169,25 +146,15 @@ def test_a_broken_promise_says_why_and_what_to_do(guest, capsys):
     assert out[-1] == "  7 kept, 1 broken"
 
 
-def test_check_as_json(guest, capsys):
-    assert main(["plugins", "check", "plaintive", "--json"]) == 3
-    (entry,) = json.loads(capsys.readouterr().out)
-    assert (entry["name"], entry["kind"], entry["exit_code"]) == ("plaintive", "reward", 3)
-    states = {p["promise"]: p["state"] for p in entry["promises"]}
-    assert states["tolerates hostile text"] == "broken"
-    assert states["ignores the order of samples"] == "skipped"
-
-
 def test_what_cannot_be_checked(guest, capsys, subtests):
     for arguments, code, says in (
         (["mixture"], 2, "without tasks: use `--option tasks=VALUE`"),
-        (["rich", "--option", "needed"], 2, "write an option as KEY=VALUE"),
         (["rich", "--option", "needed=much"], 2, "must be a number"),
         (["rich", "--option", "neded=1"], 2, "did you mean 'needed'?"),
         (["rlx:countdown", "--option", "ops=prompt"], 2, "add --kind"),
         (["countdwn"], 3, "did you mean 'countdown'?"),
         (["listed", "--kind", "task"], 3, "provides no task plugin"),
-        (["listed", "--kind", "rewards"], 2, "no plugin kind 'rewards'"),
+        (["listed", "--kind", "rewards"], 2, "Invalid value for '--kind'"),
         (["./nowhere"], 3, "no plugin named './nowhere'"),
         (["."], 3, "installed first, with `pip install -e PATH`"),
     ):
@@ -197,32 +164,16 @@ def test_what_cannot_be_checked(guest, capsys, subtests):
             assert says in out + err
 
 
-def test_options_are_given_as_in_yaml(guest, capsys):
-    assert main(["plugins", "check", "rich", "--option", "needed=2.5"]) == 0
-    assert "keeps its options through JSON" in capsys.readouterr().out
-
-
 # A new distribution ------------------------------------------------------------------------------
-
-
-def test_new_says_what_to_do_next(capsys):
-    assert main(["plugins", "new", "brief"]) == 0
-    assert lines(capsys) == ["pip install -e ./rlx-brief && rlx plugins check brief"]
 
 
 def test_names_that_will_not_do(capsys, subtests):
     for name, says in (
-        (
-            "Brief-Answer",
-            "use a to z, 0 to 9 and _, beginning with a letter; did you mean 'brief_answer'?",
-        ),
-        ("9lives", "beginning with a letter"),
+        ("Brief-Answer", "use a to z, 0 to 9 and _, beginning with a letter"),
         ("\x1b[2J", "\\x1b[2J"),
-        ("class", "Python or rlx reserves it"),
-        ("list", "Python or rlx reserves it"),
-        ("reward", "Python or rlx reserves it"),
+        ("class", "no word of Python or kind of plugin"),
+        ("reward", "no word of Python or kind of plugin"),
         ("countdown", "provided by rlx"),
-        ("registry", "a package 'rlx_registry' is installed already"),
     ):
         with subtests.test(name=name, says=says):
             assert main(["plugins", "new", name]) == 2
@@ -233,6 +184,8 @@ def test_names_that_will_not_do(capsys, subtests):
 def test_nothing_is_overwritten(capsys):
     folder = Path("rlx-length-penalty")
     assert main(["plugins", "new", "length_penalty"]) == 0
+    said = ["pip install -e ./rlx-length-penalty && rlx plugins check length_penalty"]
+    assert lines(capsys) == said
     before = {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()}
     assert main(["plugins", "new", "length_penalty"]) == 2
     assert "already exists" in capsys.readouterr().err

@@ -67,7 +67,6 @@ def test_a_folder_needs_an_experiment_and_an_experiment_a_folder(run, capsys):
         (["--set", "probe.sample=3"], "did you mean"),
         (["--samples", "0"], "--samples"),
         (["--scheme", "early"], "early_answering"),
-        (["--out", "home"], "--out home is a folder"),
         (["--at", "0"], "--at is not for --probe"),
         (["--greedy"], "--greedy is not for --probe"),
     ],
@@ -77,13 +76,3 @@ def test_what_does_not_fit_is_said(run, capsys, arguments, said):
     model.mkdir()
     (model / "config.json").write_text("{}")
     assert said in refused(capsys, "latest", *arguments)
-
-
-def test_its_options_need_it(run, capsys):
-    assert main(["eval", "latest", "--scheme", "filler"]) == 2
-    assert "--scheme is only for --probe" in capsys.readouterr().err
-
-
-def test_a_model_that_is_not_whole(run, folder, capsys):
-    assert main(["eval", "--probe", str(folder), "--spec", str(EXPERIMENT)]) == 4
-    assert "is an incomplete model" in capsys.readouterr().err

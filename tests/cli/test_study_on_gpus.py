@@ -1,17 +1,11 @@
 """The GPU profile of the study: its README's commands plan, its sets read their data."""
 
 import json
-import re
-import shlex
 from importlib.util import module_from_spec, spec_from_file_location
-from itertools import pairwise
 from pathlib import Path
-
-import pytest
 
 from rlx.phase_setup import build_setup
 from rlx.plan import check_file
-from rlx.plan.report import build_plan
 from rlx.plugin import Sample
 from rlx.results import TrainedModel, build_set_spec
 from rlx.spec.reading import read_suite
@@ -21,8 +15,6 @@ ROOT = Path(__file__).parents[2]
 GPU = ROOT / "experiments" / "study" / "gpu"
 EXPERIMENTS = sorted(path.stem for path in GPU.glob("*.yaml"))
 SUITES = {"hotpot": EXPERIMENTS[:3], "math": EXPERIMENTS[3:]}
-README = (GPU / "README.md").read_text()
-
 RECORDS = {
     "paragraphs": {"question": "Who?", "paragraphs": "[1] Mo.", "answer": "Mo", "removed": 0},
     "mehuldamani": {"problem": "2 + 2", "answer": "4", "source": "sums"},
@@ -46,57 +38,6 @@ def script():
     module = module_from_spec(found)
     found.loader.exec_module(module)
     return module
-
-
-OFFLINE = ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE")
-BESIDES = [
-    "math.yaml --set 'sampler={engine: vllm}'",
-    "math.yaml --set estimator.normalize=std $sigma",
-    "math.yaml --set model.path=Qwen/Qwen2.5-1.5B-Instruct",
-    "hotpot.yaml $seven --set runner.ranks=4 --set runner.offload_optimizer=true",
-]
-"""Overrides that the README names in passing."""
-
-
-def commands():
-    """Every `rlx plan` and `rlx submit` of the README, with its variables filled in."""
-    text = README.replace("\\\n", " ")
-    variables = dict(re.findall(r'^    (\w+)="(.*?)"$', text, re.MULTILINE))
-    lines = re.findall(r"^    rlx (?:plan|submit) (.*)$", text, re.MULTILINE)
-    for line in [*lines, *(f"experiments/study/gpu/{line}" for line in BESIDES)]:
-        for name, value in variables.items():
-            line = line.replace(f"${name}", value)
-        yield line.partition("  #")[0].strip()
-
-
-def planned(line):
-    """The plan of one command's experiment, for each value of its grids."""
-    file, *words = shlex.split(line)
-    sets = [word for flag, word in pairwise(words) if flag == "--set"]
-    grids = [word for flag, word in pairwise(words) if flag == "--grid"]
-    said = [[]]
-    for grid in grids:
-        path, _, values = grid.partition("=")
-        said = [[*have, f"{path}={value}"] for have in said for value in values.split(",")]
-    for more in said:
-        read, plugins = check_file(ROOT / file, [*sets, *more])
-        yield build_plan(ROOT / file, read, plugins)
-
-
-def test_every_command_of_the_readme_plans(monkeypatch, tmp_path, subtests):
-    for line in sorted(set(commands())):
-        with subtests.test(line=line), monkeypatch.context() as monkeypatch:
-            monkeypatch.setenv("HF_HOME", str(tmp_path))
-            for name in OFFLINE:
-                monkeypatch.setenv(name, "1")
-            monkeypatch.chdir(ROOT)
-            for report in planned(line):
-                assert report.exit_code == 0
-                assert not [f for f in report.findings if f.severity == "error"]
-                assert all(phase.memory.total > 0 for phase in report.phases), "no files are needed"
-                assert any("its data are not" in note for note in report.notes) != (
-                    "samples" in line
-                )
 
 
 # Suites ------------------------------------------------------------------------------------------
@@ -172,17 +113,6 @@ def test_paragraphs_are_taken_away():
     assert modified(raw(0), taken=0)["paragraphs"].count("] P") == 10
 
 
-def test_what_does_not_fit_is_left_out():
-    modified = script().modified
-    assert modified(raw(0, "long " * 200)) is None
-    few = raw(0)
-    few["context"] = {"title": ["title 0", "title 1"], "sentences": [["a"], ["b"]]}
-    assert modified(few) is None
-    one = raw(0)
-    one["supporting_facts"]["title"] = ["title 0"]
-    assert modified(one) is None
-
-
 def test_the_script_writes_what_the_experiments_read(tmp_path, capsys):
     for split, numbers in (("train", range(20)), ("test", range(20, 30))):
         (tmp_path / f"{split}.jsonl").write_text(
@@ -199,10 +129,3 @@ def test_the_script_writes_what_the_experiments_read(tmp_path, capsys):
         }
         task = plugins.task.model_validate({**plugins.task.model_dump(), **options})
         assert {k: len(v) for k, v in task._splits().items()} == {"train": 20, "test": 10}
-
-
-def test_other_records_are_refused_by_place(tmp_path):
-    path = tmp_path / "other.jsonl"
-    path.write_text('{"question": "?"}\n')
-    with pytest.raises(SystemExit, match="line 1: not HotpotQA"):
-        script().main(["--train", str(path), "--test", str(path), "--to", str(tmp_path)])

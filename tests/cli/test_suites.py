@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 from rlx.cli import main
-from rlx.cli.evaluate import require_places
 from rlx.cli.output import print_text
 from rlx.errors import SpecError
 from rlx.model import load_local_dialogue
@@ -27,11 +26,6 @@ FOR = {
     "study/suites/study": ["rlcr", "rlcr_exact", "study/center", "study/coupled"],
 }
 """Experiments whose models each suite is for; those on GPUs have tests of their own."""
-
-
-def test_every_suite_is_tried():
-    found = [*EXPERIMENTS.glob("suites/*.yaml"), *EXPERIMENTS.glob("study/suites/*.yaml")]
-    assert {str(path.relative_to(EXPERIMENTS).with_suffix("")) for path in found} == set(FOR)
 
 
 def test_a_suite_fits_its_experiments(monkeypatch, subtests):
@@ -85,14 +79,6 @@ def test_where_nothing_can_be_written_nothing_is_answered(tmp_path, capsys, opti
     assert f"cannot write {place}" in capsys.readouterr().err
 
 
-def test_places_that_can_be_written_are_left_as_they_were(tmp_path):
-    (tmp_path / "old").write_text("kept")
-    for name in ("old", "new"):
-        require_places(tmp_path / name, tmp_path / "drawn" / "here")
-    assert (tmp_path / "old").read_text() == "kept"
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["drawn", "old"]
-
-
 def test_greedy_answers_are_taken_once(capsys):
     spec = read_spec(ROOT / "experiments" / "rlcr.yaml").spec
     request = EvaluationRequest(target="latest", samples=3, greedy=True)
@@ -102,7 +88,7 @@ def test_greedy_answers_are_taken_once(capsys):
 
 
 def test_what_the_files_of_arithmetic_say_of_themselves():
-    rules, any_rule = Rules("+-*", 0, 100), Rules("+-*/", None, None)
+    rules, any_rule = Rules("+-*", 0, 100), Rules("+-*/", -(10**9), 10**9)
     for name, count in (("by_operation", 100), ("larger", 60), ("unreachable", 60)):
         lines = (EXPERIMENTS / "suites" / "arithmetic" / f"{name}.jsonl").read_text().splitlines()
         assert len({line.partition('"operation"')[0] for line in lines}) == count

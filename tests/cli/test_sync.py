@@ -127,12 +127,6 @@ def test_a_run_without_a_mirror_is_refused_and_nothing_is_sent(registry, capsys)
     assert registry.run(mirrored).mlflow_run_id is None
 
 
-def test_no_registry_is_said_and_none_is_made(folder, capsys):
-    assert main(["check", "--repair"]) == 2
-    assert "there is no registry" in capsys.readouterr().err
-    assert not (folder / "home").exists()
-
-
 def test_a_project_is_one_experiment_whose_tags_find_its_runs(registry, client, capsys):
     ids = []
     for seed, setup in enumerate(("rlcr", "kg")):

@@ -4,13 +4,11 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from guests import installed
 
 from rlx.cli import main
-from rlx.cli.output import color_report
 from rlx.cli.verb_group import VERBS
 
 GOOD = """\
@@ -80,22 +78,6 @@ def test_exit_codes_and_every_file(capsys, subtests):
             assert "submitted" not in err, "nobody asked for a run"
 
 
-def test_overrides_are_checked_with_the_file(capsys):
-    assert main(["validate", "good.yaml", "--set", "task.lmit=3"]) == 2
-    assert "<override>:1:6" in capsys.readouterr().err
-
-
-def test_a_misspelt_span_is_refused_with_the_nearest_tag(capsys):
-    text = GOOD.replace("cli.sums", "countdown").replace("cli.exact", "countdown.verify")
-    Path("spans.yaml").write_text(text + "rollout: {schedule: single}\n")
-    spans = "rollout.answer.spans=[think, {}]"
-    assert main(["validate", "spans.yaml", "--set", spans.format("anwser")]) == 2
-    err = capsys.readouterr().err
-    assert "names 'anwser', a tag that no worked answer has" in err
-    assert "did you mean 'answer'?" in err
-    assert main(["validate", "spans.yaml", "--set", spans.format("remark")]) == 0
-
-
 def test_json_has_every_fault_and_its_place(capsys):
     assert main(["validate", "--format", "json", "good.yaml", "typo.yaml"]) == 2
     good, typo = json.loads(capsys.readouterr().out)["files"]
@@ -124,19 +106,6 @@ def test_keys_are_whole_on_a_terminal_of_80_columns(tmp_path, capsys, monkeypatc
     assert {"model.warm_start.demonstrations", "rollout.system"} <= set(keys)
 
 
-def test_show_looks_into_plugins_that_hold_others(tmp_path, capsys):
-    mixed = "{plugin: mixture, tasks: {a: {plugin: cli.sums, limit: 4}, b: {plugin: cli.sums}}}"
-    (tmp_path / "mixed.yaml").write_text(GOOD.replace("{plugin: cli.sums}", mixed))
-    assert main(["validate", "--values", "mixed.yaml", "--format=json"]) == 0
-    said = json.loads(capsys.readouterr().out)
-    assert said["values"].keys() == said["origins"].keys()
-    limits = {k: (v, said["origins"][k]) for k, v in said["values"].items() if "limit" in k}
-    assert limits == {
-        "task.tasks.a.limit": (4, "mixed.yaml:3"),
-        "task.tasks.b.limit": (9, "plugin default"),
-    }
-
-
 def test_warnings_stop_nothing(capsys):
     one = "rollout={schedule: single, answer: {top_k: 5}}"
     assert main(["validate", "good.yaml", "--set", one]) == 0
@@ -144,15 +113,6 @@ def test_warnings_stop_nothing(capsys):
     assert out.startswith("good.yaml: ok")
     assert "warning: rollout.answer.top_k is 5" in err
     assert "--> <override>:1:44" in err
-
-
-def test_failures_are_json_where_json_was_asked_for(capsys):
-    assert main(["validate", "--values", "typo.yaml", "--format=json"]) == 2
-    error = json.loads(capsys.readouterr().out)["error"]
-    assert (error["kind"], error["exit_code"]) == ("InvalidSpec", 2)
-    assert error["diagnostics"][0]["position"]["file"] == "typo.yaml"
-    assert main(["validate", "--format=json"]) == 2
-    assert json.loads(capsys.readouterr().out)["error"]["kind"] == "usage"
 
 
 def test_schema_knows_the_installed_plugins(tmp_path, capsys):
@@ -204,18 +164,3 @@ def test_a_reader_that_leaves_is_told_nothing(tmp_path):
     os.close(writing)
     assert done.returncode == 1
     assert done.stderr == b""
-
-
-class Terminal:
-    def isatty(self):
-        return True
-
-
-def test_colour_is_for_terminals(monkeypatch):
-    monkeypatch.delenv("NO_COLOR", raising=False)
-    text = "error: x\n  --> f:1:1\n   |\n 1 | a\n   | ^\n   = help: y"
-    assert color_report(text, sys.__stdout__) == text or sys.__stdout__.isatty()
-    painted = color_report(text, Terminal())
-    assert painted.count("\x1b[") >= 10
-    monkeypatch.setenv("NO_COLOR", "1")
-    assert color_report(text, Terminal()) == text

@@ -9,7 +9,7 @@ from rows import each_row
 
 from rlx.credit import spread_over_mask, total_scores
 from rlx.discovery import list_installed_plugins, load_plugin
-from rlx.testing import check_estimator, example_inputs
+from rlx.testing import check_estimator
 
 grpo = bound.estimator("grpo")
 ESTIMATORS = [found.name for found in list_installed_plugins("estimator")]
@@ -126,19 +126,3 @@ def in_place(x):
 def test_the_promises_have_teeth(broken, complaint):
     with pytest.raises(AssertionError, match=complaint):
         check_estimator(broken)
-
-
-# The examples are worth checking against. ---------------------------------------------------------
-
-
-@each_row("seed", range(5))
-def test_examples_hold_every_case_that_a_promise_speaks_of(seed):
-    x = example_inputs(seed)
-    _, sizes = x.group_ids.unique(return_counts=True)
-    assert sizes.min() == 1 and sizes.max() >= 12 and len(sizes.unique()) > 3
-    assert (x.group_ids.diff() < 0).any(), "groups lie in one piece"
-    assert set(x.levels.tolist()) == {0, 1}
-    assert (~x.mask.any(dim=1)).any(), "some row has no token that learns"
-    assert (~x.turn_present.any(dim=1)).any(), "some row has no rewarded turn"
-    assert (x.turn_present.sum(dim=1) > 1).any(), "some row has several"
-    assert not (x.mask & (x.turn_ids < 0)).any()

@@ -19,7 +19,7 @@ from rlx.credit import (
 )
 from rlx.discovery import list_installed_plugins
 from rlx.errors import RlxError
-from rlx.spec.estimator import OnMissingTurn, TurnReduce
+from rlx.spec.estimator import TurnReduce
 
 PLACEMENTS = [found.name for found in list_installed_plugins("placement")]
 
@@ -172,25 +172,3 @@ def test_sums_read_nothing_outside_the_mask():
 
 
 # Misuse -------------------------------------------------------------------------------------------
-
-
-def tensors(**change):
-    given_ = {
-        "turn_rewards": torch.zeros(2, 3),
-        "turn_present": torch.ones(2, 3, dtype=torch.bool),
-        "global_rewards": torch.zeros(2),
-        "turn_ids": torch.ones(2, 4, dtype=torch.int64),
-        "mask": torch.ones(2, 4, dtype=torch.bool),
-    }
-    return {**given_, **change}
-
-
-@each_row(
-    ("option", "names"),
-    [("turn_reduce", TurnReduce), ("on_missing_turn", OnMissingTurn)],
-)
-def test_an_unknown_option_is_refused_and_the_known_ones_named(option, names):
-    with pytest.raises(ValueError, match=f"{option} is 'best', not one of") as caught:
-        inputs = CreditInputs.from_rewards(**tensors())
-        place_rewards(inputs, **{"placement": bound.placement("turn_end"), option: "best"})
-    assert all(name in str(caught.value) for name in get_args(names))

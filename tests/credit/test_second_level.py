@@ -7,11 +7,9 @@ import hypothesis.strategies as st
 import pytest
 import torch
 from hypothesis import given
-from pydantic import ValidationError
 from rows import each_row
 
 from rlx.credit import ema_scale, group_advantages, prompt_scale
-from rlx.spec.estimator import TwoLevel
 
 HOW = {"ddof": 1, "eps": 1e-6}
 close = partial(pytest.approx, rel=1e-9, abs=1e-9)
@@ -116,10 +114,3 @@ def test_zero_stays_exactly_zero_and_float32_stays_float32(scaled, eps):
     actual = scaled(advantages, prompts, eps=eps)
     assert actual.dtype == torch.float32
     assert (actual[:15] == 0).all() and (actual[15:] != 0).all() and actual.isfinite().all()
-
-
-@each_row("name", ["lambda_ans", "lambda_conf"])
-def test_no_level_is_taught_the_opposite(name):
-    assert TwoLevel(**{name: 0.0})
-    with pytest.raises(ValidationError, match="greater than or equal to 0"):
-        TwoLevel(**{name: -1.0})

@@ -12,7 +12,6 @@ from golden_records import build_credit_inputs
 from hypothesis import given
 from rows import each_row
 
-from rlx.credit import group_advantages
 from rlx.credit.grpo import compute_step_returns
 
 close = partial(pytest.approx, rel=1e-9, abs=1e-9)
@@ -239,13 +238,6 @@ def test_tree_grpo_agrees_with_a_plain_loop(batch, how, normalize):
     )
     actual = leaves(list(scores), prompts, trees, normalize=normalize, **how)
     assert actual.tolist() == close(expected)
-
-
-def test_leaves_of_a_tree_that_are_alike_learn_from_other_trees_alone():
-    scores = torch.tensor([0.7, 0.7, 0.7, 0.1], dtype=torch.float64)
-    ids, trees = torch.zeros(4, dtype=torch.int64), [5, 5, 5, 6]
-    torch.testing.assert_close(leaves(scores, ids.tolist(), trees), group_advantages(scores, ids))
-    assert (leaves(torch.full((4,), 0.7), ids.tolist(), trees) == 0).all()
 
 
 def test_rows_that_continue_the_prompt_are_compared_once():

@@ -13,15 +13,11 @@ from rlx.errors import EnvironmentFault, PluginError
 from rlx.home import RunFolder
 from rlx.launch import (
     JobLauncher,
-    LocalLauncher,
-    RayLauncher,
-    SlurmLauncher,
     build_device_request,
     open_launcher,
 )
 from rlx.launch.launcher import find_job_launcher
 from rlx.plan import check_file, run_preflight_checks
-from rlx.spec import RunnerSpec
 from rlx.spec.reading.diagnostics import InvalidSpec
 from rlx_registry import Registry
 
@@ -122,9 +118,6 @@ def test_yaml_names_it_and_the_experiment_stays_the_same():
             1,
             r"(?s)must be 'local' or 'ray' or 'slurm' or .*did you mean 'wrapped'",
         ),
-        ("{kind: wrapped, comand: x}", 1, "did you mean 'command'"),
-        ("{kind: wrapped, nodes: 2}", 1, "'nodes' belongs to 'slurm'"),
-        ("batch", 1, "missing key 'folder' in 'runner.launcher'"),
         ("wrapped", 3, "launcher wrapped starts at most two ranks"),
     ],
 )
@@ -178,24 +171,11 @@ def test_a_launcher_that_submits_jobs_and_has_no_job_system_is_named(tmp_path):
         find_job_launcher(runner)
 
 
-def test_a_job_asks_for_no_device_here(tmp_path, monkeypatch):
-    monkeypatch.setenv("RLX_DEVICES", "cpu:0")
-    assert build_device_request(read("{kind: batch, folder: jobs}")[0].spec) is None
-    assert build_device_request(read("wrapped")[0].spec).count == 1
-
-
 def test_too_few_devices_are_refused(monkeypatch):
     spec = read("local", "runner.ranks=2")[0].spec
     monkeypatch.setenv("RLX_DEVICES", "cpu:0,cpu:1")
     assert build_device_request(spec).count == 2
     monkeypatch.setenv("RLX_DEVICES", "cpu:0")
+    assert build_device_request(read("{kind: batch, folder: jobs}")[0].spec) is None
     with pytest.raises(EnvironmentFault, match="has 2 ranks, each with a device of its own"):
         build_device_request(spec)
-
-
-def test_rlxs_own_have_one_interface():
-    values = {"local": LocalLauncher, "slurm": SlurmLauncher, "ray": RayLauncher}
-    for kind, cls in values.items():
-        launcher = open_launcher(RunnerSpec.model_validate({"launcher": kind}))
-        assert type(launcher) is cls
-        assert launcher.runner.launcher.submits_jobs == isinstance(launcher, JobLauncher)

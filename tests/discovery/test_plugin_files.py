@@ -209,9 +209,3 @@ def test_commands_take_a_file_as_a_name(folder, capsys):
     assert "limit" in capsys.readouterr().out
     assert main(["plugins", "check", "mine.py:Whole"]) in (0, 3)
     assert "can be sent to a worker" in capsys.readouterr().out
-
-
-def test_an_example_comes_with_its_file(folder, capsys):
-    assert main(["new", "--from", "my_data", "own.yaml"]) == 0
-    assert (folder / "my_data" / "rewards.py").is_file()
-    assert main(["score", "--reward", "my_data/rewards.py:right_answer", "-"]) == 0

@@ -1,7 +1,6 @@
 """A sampling engine of another distribution, named in YAML with its own settings."""
 
 import json
-import sys
 from importlib.metadata import distribution
 from pathlib import Path
 
@@ -28,7 +27,6 @@ from rlx.spec import (
     TurnSpec,
 )
 from rlx.spec.reading.diagnostics import InvalidSpec
-from rlx.spec.schema import experiment_schema
 
 QUICK = Path(__file__).parents[2] / "experiments" / "quick.yaml"
 SETTINGS = '''
@@ -126,13 +124,6 @@ def test_a_run_records_where_it_comes_from_and_rlxs_own_come_with_rlx():
     assert not [one for one in resolve_plugins(read("{}")).provenance if one.kind == "sampler"]
 
 
-def test_only_what_is_named_is_imported():
-    read("{max_rows: 4}")
-    assert "page_echo" not in sys.modules
-    read("{engine: echo}")
-    assert "page_echo_engine" not in sys.modules
-
-
 @each_row(
     ("value", "says", "code"),
     [
@@ -177,16 +168,6 @@ def test_a_run_opens_the_engine_that_it_names():
     assert first.token_ids == second.token_ids == (9, 9)
     with pytest.raises(EnvironmentFault, match="'echo' cannot run here: no token 13"):
         require_engine(read("{engine: echo, token: 13}").sampler)
-
-
-def test_the_schema_holds_every_installed_one_that_can_be_imported():
-    schema = ExperimentSpec.model_json_schema()
-    shape = schema["properties"]["sampler"]
-    assert shape["discriminator"]["mapping"].keys() == {"transformers", "vllm", "echo"}
-    assert schema["$defs"]["Echo"]["required"] == ["engine"]
-    assert "required" not in schema["$defs"]["TransformersSamplerSpec"]
-    described = experiment_schema({})["$defs"]["Echo"]["properties"]["token"]["description"]
-    assert described == "The token that it repeats."
 
 
 def test_it_is_listed_checked_validated_and_planned(capsys):

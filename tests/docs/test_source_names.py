@@ -1,4 +1,4 @@
-"""Names of the sources: what docs/sources.md says of them is there, and what files claim is so."""
+"""Names of the sources: what docs/sources.md says of them is there."""
 
 import re
 from importlib import import_module
@@ -10,10 +10,6 @@ from rlx_registry import fill_plugin_options
 
 ROOT = Path(__file__).parents[2]
 EXPERIMENTS = ROOT / "experiments"
-SCRIPT = "sources/kg_r1_cwq_3b.yaml"
-CLAIM = re.compile(rf"differs from {SCRIPT}, .*?\bline by line, in ([a-z_., ]+)\.")
-COMPARED = ("rollout", "rewards", "mask", "credit", "estimator", "loss", "optimizer")
-"""Sections of which files that name the script say what differs; the rest is task and machine."""
 ROWS = re.compile(r"^\| (`.*) \| (`.*`) \| `([\w.]+):(\w+)` \|$", re.MULTILINE)
 
 
@@ -43,25 +39,3 @@ def test_every_name_of_the_index_has_its_key_and_its_function():
     names = " ".join(row[0] for row in rows)
     for name in ("KGFormatMultiTurnRewardManager", "compute_score", "brier_reward", "loss_mask"):
         assert f"`{name}`" in names
-
-
-def test_what_files_claim_of_the_training_script_is_so():
-    """Each names the keys in which it differs: no more, no fewer."""
-    script, claimed, found = resolve(SCRIPT), {}, {}
-    for file in sorted(EXPERIMENTS.glob("kg_*b.yaml")):
-        header = file.read_text().partition("\nname:")[0].replace("\n# ", " ")
-        if "multi-turn GRPO" not in header and "cwq" not in file.name:
-            continue
-        claim = CLAIM.search(header)
-        claimed[file.name] = set(claim[1].split(", ")) if claim else None
-        own = resolve(file.name)
-        own["loss.kl.kl_penalty"] = own["loss.kl.kl_penalty"].replace("low_var_kl", "k3")  # alike
-        found[file.name] = {
-            path.partition(".")[0]
-            if path.startswith("estimator")
-            else ".".join(path.split(".")[:2])
-            for path in script | own
-            if script.get(path) != own.get(path) and path.partition(".")[0] in COMPARED
-        }
-    assert len(claimed) == 5
-    assert claimed == found

@@ -6,24 +6,11 @@ from pathlib import Path
 
 import yaml
 from gyms_installed import need_library
-from rows import each_row
-
-from rlx.plan import check_file
 
 need_library("reasoning_gym")
 need_library("textarena")
 
 ROOT = Path(__file__).parents[2]
-EXPERIMENTS = sorted((ROOT / "experiments" / "gyms").glob("*.yaml"))
-
-
-def test_there_are_some():
-    assert EXPERIMENTS
-
-
-@each_row("path", EXPERIMENTS, ids=lambda path: path.stem)
-def test_an_experiment_validates(path):
-    check_file(path)
 
 
 def test_demonstrations_in_a_file_show_no_held_out_prompt():

@@ -9,10 +9,8 @@ from gyms_installed import need_library
 from pydantic import ValidationError
 from rows import each_row
 
-from rlx.discovery import build_plugin
 from rlx.plugin import Sample
 from rlx.reward import RewardJob, RewardPool
-from rlx.spec import PluginUse
 from rlx_gyms.reasoning import (
     ReasoningGymScore,
     ReasoningGymTask,
@@ -199,16 +197,6 @@ def test_demonstrations_state_every_confidence_after_the_same_answers():
         assert plain.demonstration(problem, 0).turns == (answer,)
         stated.add(confidence)
     assert stated == {f"<confidence>{tenths / 10}</confidence>" for tenths in range(11)}
-
-
-def test_a_mixture_by_weight_is_scored_by_one_reward():
-    tasks = {name: {"plugin": "reasoning_gym", "dataset": name} for name in ("chain_sum", "gcd")}
-    use = PluginUse(plugin="mixture", tasks=tasks, weights={"chain_sum": 3, "gcd": 1})
-    mixture, reward = build_plugin(use, "task"), ReasoningGymScore()
-    drawn = [mixture.problem("train", index, 0) for index in range(100)]
-    assert 60 <= sum(p.fields["data_source"] == "chain_sum" for p in drawn) <= 90
-    for problem in drawn[:20]:
-        assert reward.score(build_sample(problem, problem.fields["answer"])).value == 1.0
 
 
 def test_answers_that_are_alike_are_scored_once(monkeypatch):

@@ -97,19 +97,6 @@ def test_a_second_player_draws_valid_moves():
         play(TextArenaEnvironment(), problem, cells)
 
 
-class Blocks(TextArenaEnvironment):
-    """An opponent that reads the game: it plays the first move that the game offers it."""
-
-    def rank_moves(self, observation):
-        return re.findall(r"'(\[\d\])'", observation.rpartition("Available")[2])
-
-
-def test_a_scripted_opponent_reads_the_game():
-    problem = TextArenaTask(id="TicTacToe-v0", players=2).problem("train", 0, 0)
-    steps = play(Blocks(opponent=("script",)), problem, "246")
-    assert "placed their symbol (X) in cell 0" in steps[0][1]
-
-
 @each_row(
     ("options", "says"),
     [

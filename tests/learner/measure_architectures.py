@@ -21,6 +21,7 @@ with speed_up_imports():
     import transformers
     from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
+    from rlx.assignment import build_scored_rows
     from rlx.errors import SpecError
     from rlx.learner import Learner, join_ranks
     from rlx.model import build_policy, find_window
@@ -30,7 +31,7 @@ with speed_up_imports():
     from rlx.rollout import sample_rollout_trees
     from rlx.sampler import TransformersSampler, copy_policy
     from rlx.spec import PretrainedModelSpec
-from rlx.step import run_step
+from rlx.step import assign_credit
 from rlx.train_batch import TokenStreams
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -198,7 +199,7 @@ class Step:
             )
         return Rollouts(trees, score(trees, self.setup))
 
-    def compute_streams(self, rollouts, rows):
+    def compute_streams(self, rows):
         batch = rows.batch
         learned = self.learner.logprobs(batch, batch.is_own)
         self.apart = float((learned - batch.behaviour_logprobs)[batch.is_own].abs().max())
@@ -227,12 +228,17 @@ def take_steps(policy, sampler, recipes, ranks):
     steps = {}
     for name, setup in recipes.items():
         step = Step(setup, policy, sampler, learner)
-        result = run_step(step, setup)
+        rollouts = step.sample_and_score()
+        rows = build_scored_rows(
+            setup, rollouts.trees, rollouts.table, without=rollouts.find_untrained_rows()
+        )
+        train = assign_credit(rows, step.compute_streams(rows), setup.rules)
+        learned = step.update_models(train)
         sampler.load(learner.weights())
         steps[name] = {
             "apart": step.apart,
-            "gradient": result.learned.grad_norm,
-            "longest": int(result.train.batch.is_token.sum(dim=1).max()),
+            "gradient": learned.grad_norm,
+            "longest": int(train.batch.is_token.sum(dim=1).max()),
         }
     return {"steps": steps, "learner": learner.chosen.form.name}
 

@@ -62,10 +62,6 @@ def test_without_a_fallback_a_row_without_spans_does_not_learn_at_all():
     assert masks(found, lost, fallback="none", include_eos=False) == ["x..", "...."]
 
 
-def test_the_fallback_is_for_each_row_and_not_for_the_batch():
-    assert masks(turn(0, 3, answer=(0, 1)), turn(0, 4)) == ["x.x", "xxxx"]
-
-
 def test_a_batch_in_which_no_span_was_found():
     assert masks(turn(0, 2), turn(0, 3)) == ["xx", "xxx"]
     assert masks(turn(0, 2), turn(0, 3), fallback="none") == ["..", "..."]

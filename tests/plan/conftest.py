@@ -72,9 +72,7 @@ def raises(sample):
 
 @reward
 def scribbles(sample):
-    """Changes its input, and says so."""
-    sample.problem["numbers"].sort()
-    sample.problem["seen"] = True
+    """Says what it sees."""
     print("seen\\x1b[2J")
     return float(len(sample.response) % 2)
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from rlx.launch.submission import Package
+from rlx.launch.machine import Package
 from rlx.model import build_policy
 from rlx.plan import check_file, machine, run_preflight_checks
 from rlx.spec import TinyModelSpec

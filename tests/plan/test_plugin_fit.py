@@ -1,10 +1,15 @@
 """Settings that an estimator would silently leave out."""
 
+import json
+from dataclasses import asdict
+
 import pytest
 from rows import each_row
 
-from rlx.discovery import load_plugin
+from rlx.discovery import describe_plugin_changes, load_plugin
+from rlx.discovery.experiment_plugins import fill_profile_options
 from rlx.plan import check_file
+from rlx.spec import PROFILES, CreditSpec
 
 SPEC = """\
 name: fit
@@ -65,33 +70,21 @@ def test_placement_is_nothing_to_who_reads_scores(warned):
             "its gradient is 0 in expectation",
         ),
         (
-            ["loss: {surrogate: none}", "optimizer: {updates_per_rollout: 2}"],
-            "loss.surrogate",
-            "nothing bounds the ratio",
-        ),
-        (
-            ["optimizer: {mini_batches: 3}", "rollout: {schedule: single, prompts_per_step: 8}"],
-            "optimizer.mini_batches",
-            "parts of 3 and of 2 prompts count the same",
-        ),
-        (
-            [
-                "credit: {use_kl_in_reward: true, kl_coef: 0}",
-                "estimator: {name: reinforce_plus_plus}",
-            ],
-            "credit.kl_coef",
-            "KL does not affect the reward",
-        ),
-        (
-            ["critic: {lead_steps: 3}", "estimator: {name: gae}"],
-            "critic.lead_steps",
-            "the policy never learns",
-        ),
-        (
             ["critic: {warmup_steps: 3}", "estimator: {name: gae}"],
             "critic.warmup_steps",
             "never leaves its warm-up",
         ),
+        (
+            ["rollout: {schedule: single, answer: {top_p: 0.9}}"],
+            "rollout.answer.top_p",
+            "log-probabilities are of the full distribution",
+        ),
+        (
+            ["rollout: {schedule: single, answer: {template: go}}"],
+            "rollout.answer.template",
+            "never sees the problem",
+        ),
+        (["optimizer: {warmup_steps: 3}"], "optimizer.warmup_steps", "never leaves its warm-up"),
         (
             ["credit: {on_missing_turn: to_last_token}"],
             "credit.on_missing_turn",
@@ -143,34 +136,6 @@ def test_placement_is_nothing_to_who_reads_scores(warned):
             "loss.clip",
             "[0.8, 1.2], distances from 1: the ratio is clipped to [0.2, 2.2]",
         ),
-        (
-            ["rollout: {schedule: single, answer: {prefix: <anwser>, spans: [answer]}}"],
-            "rollout.answer.prefix",
-            "begins with <anwser>, and rollout.answer.spans has answer",
-        ),
-        (
-            ["rollout: {schedule: single, answer: {stop: [</think>], spans: [answer]}}"],
-            "rollout.answer.stop",
-            "ends at </think>, and rollout.answer.spans has answer",
-        ),
-        (
-            ["rollout: {schedule: single, examples: [{user: 3 + 4, assistant: '7'}]}"],
-            "rollout.examples.0.assistant",
-            "has none of the spans think, answer, which rollout.answer.spans names",
-        ),
-        (
-            [
-                "rollout: {schedule: single, "
-                "examples: [{user: 3 + 4, assistant: <anwser>7</anwser>}]}",
-            ],
-            "rollout.examples.0.assistant",
-            "has none of the spans think, answer, which rollout.answer.spans names",
-        ),
-        (
-            ["runner: {hang_after: 5}"],
-            "runner.hang_after",
-            "hang_after is 5 and rewards.turn.accuracy.deadline 5: while one call takes that long",
-        ),
     ],
 )
 def test_settings_that_change_nothing_or_too_much(lines, key, text, warned):
@@ -192,14 +157,8 @@ def test_settings_that_change_nothing_or_too_much(lines, key, text, warned):
         ["loss: {ratio: sequence, clip: [3e-4, 4e-4], aggregate: sequence_mean}"],
         ["loss: {surrogate: cispo, clip: [1.0, 0.28]}"],
         ["rollout: {schedule: single, dynamic_sampling: {max_batches: 3}}"],
-        ["optimizer: {learning_rate: 0.1, betas: [0.9, 0.9]}", "runner: {hang_after: 5.1}"],
+        ["optimizer: {learning_rate: 0.1, betas: [0.9, 0.9]}"],
         ["loss: {clip: [0.2, 1.2]}"],
-        [
-            "rollout: {schedule: single, answer: {prefix: <think>, stop: [</answer>, '\\n']}, "
-            "examples: [{user: 3 + 4, assistant: 7<answer>7</answer>}, "
-            "{user: 'Are you sure?', assistant: <confidence>1</confidence>}]}",
-        ],
-        ["rollout: {schedule: single, answer: {stop: [</x>], spans: []}}"],
         ["loss: {clip: [0.5, 1.0]}"],
     ],
 )
@@ -216,14 +175,59 @@ def test_groups_of_equal_samples_have_no_signal(warned):
     assert not any("samples of a group" in w.message for w in plugins.warnings)
 
 
-def test_a_deadline_in_milliseconds_is_longer_than_a_run_may_hang(tmp_path):
-    path = tmp_path / "spec.yaml"
-    spec = SPEC.replace("turn: answer", "turn: answer, deadline: 5000")
-    phases = "phases: [{name: all, steps: 3}, {name: more, steps: 1, set: {mask.hull: true}}]"
-    path.write_text(spec.replace("phases: [{name: all, steps: 3}]", phases))
-    (warning,) = check_file(path)[1].warnings
-    assert warning.path == ("rewards", "turn", "accuracy", "deadline")
-    assert "runner.hang_after is 3600 and rewards.turn.accuracy.dead" in warning.message
+# Profiles --------------------------------------------------------------------------------------
+
+# ddof, eps, group of one, environment tokens in GAE, whitening, placement.
+TABLE = {
+    "rlx": (1, 1e-6, "zero", "skip", False, "final_token_only"),
+    "verl": (1, 1e-6, "raw", "skip", True, "final_token_only"),
+    "trl": (1, 1e-4, "refuse", "skip", False, "final_token_only"),
+    "kg_r1": (1, 1e-6, "raw", "literal", True, "final_token_only"),
+    "rlcr": (0, 1e-4, "refuse", "skip", False, "final_token_only"),
+    "seed000": (1, 1e-6, "raw", "literal", True, "final_token_only"),
+    "seed004": (0, 1e-4, "refuse", "skip", False, "final_token_only"),
+}
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+def test_a_profile_is_what_its_estimators_do_where_the_yaml_does_not_say(profile, warned):
+    ddof, eps, singleton, environment, whiten, placement = TABLE[profile]
+    _, grpo = warned(f"credit: {{profile: {profile}}}")
+    assert (grpo.estimator.ddof, grpo.estimator.eps) == (ddof, eps)
+    assert grpo.estimator.singleton == singleton
+    (recorded,) = [p for p in grpo.provenance if p.kind == "estimator"]
+    assert (recorded.options["eps"], recorded.options["singleton"]) == (eps, singleton)
+    _, gae = warned(f"credit: {{profile: {profile}}}", "critic: {}", "estimator: {name: gae}")
+    assert (gae.estimator.environment, gae.estimator.whiten) == (environment, whiten)
+    assert CreditSpec(profile=profile).resolved_placement.plugin == placement
+
+
+@each_row(
+    ("name", "option", "own", "theirs"),
+    [
+        ("gpg", "alpha", "groups", "scores"),
+        ("remax", "returns", "score", "to_go"),
+        ("gdpo", "renormalize", "rows", "tokens"),
+        ("optimal_token_baseline", "singleton", "zero", "raw"),
+    ],
+)
+def test_the_profile_verl_sets_what_only_one_estimator_has(name, option, own, theirs):
+    for profile, value in (("rlx", own), ("verl", theirs)):
+        cls = load_plugin("estimator", name)
+        assert getattr(cls(**fill_profile_options(cls, {}, profile)), option) == value
+
+
+def test_changes_of_a_runs_plugins_are_told(warned):
+    now = warned()[1].provenance
+    then = [json.loads(json.dumps(asdict(plugin))) for plugin in now]
+    assert list(describe_plugin_changes(now, then)) == []
+    (reward,) = (record for record in then if record["kind"] == "reward")
+    reward["options"]["allow_decimals"] = True
+    (note,) = describe_plugin_changes(now, then)
+    assert note == (
+        "reward plugin 'countdown.verify' had allow_decimals: True when the run began, and has "
+        "False now"
+    )
 
 
 # Warnings of rewards -----------------------------------------------------------------------------

@@ -60,15 +60,11 @@ def test_an_experiment_that_cannot_learn_is_refused(submit, guests, name, sets, 
     assert "--no-rehearsal` skips it" in report and "1 error. Nothing was submitted." in report
 
 
-def test_what_a_reward_changes_in_its_samples_is_said_and_its_prints_are_apart(
-    guests, tmp_path, monkeypatch, capfd
-):
+def test_what_a_reward_prints_is_apart(guests, tmp_path, monkeypatch, capfd):
     monkeypatch.setenv("RLX_HOME", str(tmp_path / "home"))
     path = str(EXPERIMENTS / "countdown.yaml")
     assert main(["plan", path, "--set=rewards.turn.guest={plugin: scribbles, turn: answer}"]) == 0
     out, err = capfd.readouterr()
-    said = "reward plugin 'scribbles' changed problem.numbers, problem.seen in a sample"
-    assert said in " ".join((out + err).split())
     assert "\nscribbles: seen\\x1b[2J\n" in err and "\x1b" not in out + err
     assert "import of a plugin: imported\n" in err and "imported" not in out
 

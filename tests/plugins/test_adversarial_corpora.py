@@ -81,6 +81,19 @@ def test_every_find_earns_what_it_should(name):
         assert value == (case["score"] if value is None else pytest.approx(case["score"])), case
 
 
+@each_row("name", sorted(SHIPPED | set(GUESTS)))
+def test_every_example_is_worth_what_its_author_promises(name):
+    subject = load_reward(name)
+    assert subject.examples
+    for example in subject.examples:
+        verdicts = build_subject_plugin(subject, example.options).score(example.sample)
+        verdicts = verdicts if isinstance(example.value, tuple) else [verdicts]
+        values = tuple(getattr(verdict, "value", verdict) for verdict in verdicts)
+        wanted = example.value if isinstance(example.value, tuple) else (example.value,)
+        assert values == (wanted if None in wanted else pytest.approx(wanted)), example.name
+        assert example.reason in (None, getattr(verdicts[0], "reason", None)), example.name
+
+
 @each_row("name", ["countdown", "countdown.verify"])
 def test_the_rule_of_before_paid_for_its_finds(name):
     paid = [case for case in read_corpus(name) if case.get("before") == 1.0]

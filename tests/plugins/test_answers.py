@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from rows import each_row
 
@@ -55,36 +55,6 @@ def sample(given, right="42", *, response="", **fields):
 def test_letter_by_letter(given, right, value, reason):
     score = AnswerExactMatch().score(sample(given, right))
     assert (score.value, score.reason) == (value, reason)
-
-
-@each_row(
-    ("given", "right", "value"),
-    [
-        ("The  Eiffel Tower!", "eiffel tower", 1.0),
-        ("an U.S. state", "us state", 1.0),
-        ("theatre", "atre", 0.0),
-        ("a tower", "the tower", 1.0),
-        ("tower\teiffel", "eiffel tower", 0.0),
-        ("Ärger", "ärger", 1.0),
-        ("...", "x", 0.0),
-    ],
-)
-def test_as_question_answering_compares_text(given, right, value):
-    assert AnswerExactMatch(normalize="text").score(sample(given, right)).value == value
-
-
-@settings(max_examples=50)
-@given(st.text(max_size=30), st.text(max_size=30))
-def test_normalising_only_ever_makes_more_answers_right(given, right):
-    if AnswerExactMatch(normalize="text").score(sample(given, f"x{right}")).value == 0.0:
-        assert AnswerExactMatch().score(sample(given, f"x{right}")).value == 0.0
-
-
-def test_which_span_and_which_field_are_options():
-    said = sample("x", "x", response=" 7 ", number=7)
-    assert AnswerExactMatch(field="number").score(said).value == 0.0
-    assert AnswerExactMatch(span=None, field="number").score(said).value == 1.0
-    assert AnswerExactMatch(span="think").score(said).reason == "no answer"
 
 
 @each_row("right", [None, "", " ", [], ["a", None], True, {"a": 1}, [["a"]]])
@@ -231,11 +201,6 @@ def test_the_last_box_counts_also_where_it_is_cut_off():
     assert reward.score(sample(None, "0.5", response=nested)).value == 1.0
 
 
-def test_six_decimals_count(pool):
-    said = (sample("0.333", "1/3"), sample("0.3333333", "1/3"))
-    assert judged(pool, *said) == [(0.0, "wrong answer"), (1.0, None)]
-
-
 HOSTILE = {
     "a tower of powers": "9**9**9",
     "a tower in LaTeX": "$9^{9^{9^9}}$",
@@ -257,10 +222,6 @@ def test_hostile_answers_are_wrong_and_cost_no_more_than_their_time(pool):
     assert reasons["a tower of powers"] == reasons["a tower in LaTeX"] == slow
     assert reasons["words"] == reasons["escapes"] == "unreadable"
     assert reasons["digits"] == "longer than 2000 characters"
-
-
-def test_the_last_formula_of_a_long_answer_is_read(pool):
-    assert judged(pool, sample("1 " * 5000 + "+ $42$")) == [(1.0, None)]
 
 
 def test_the_last_line_of_a_worked_solution_is_the_right_answer(pool):
@@ -302,12 +263,6 @@ def test_what_cannot_be_read_is_refused_before_a_run():
             found.append(right)
             assert "cannot be read as mathematics" in str(error)
     assert found == refused
-
-
-def test_a_right_answer_that_cannot_be_read_is_not_the_models_fault(pool):
-    assert judged(pool, sample("1", "???")) == [
-        "ValueError: the right answer '???' cannot be read as mathematics"
-    ]
 
 
 def test_the_workers_own_deadline_still_holds(pool):

@@ -1,21 +1,17 @@
 """Plugins made of plugins: a reward for each source, a mixture of tasks, and their errors."""
 
 import json
-import pickle
 from collections import Counter
 
 import pytest
-from rows import each_row
 from trees import turn
 
 from rlx.discovery import build_plugin, resolve_plugins
 from rlx.plan import check_file
-from rlx.plugin import Problem, Sample
+from rlx.plugin import Problem
 from rlx.reward import NamedReward, RewardPool, score_rollouts
 from rlx.rollout import NO_PARENT, RolloutTree, Segment
 from rlx.spec import PluginUse, TurnReward
-from rlx.spec.reading.diagnostics import InvalidSpec
-from rlx.testing.tasks import check_task
 from rlx_plugins.countdown import CountdownTask
 
 SOURCES = {
@@ -76,51 +72,7 @@ def test_every_row_of_a_mixed_batch_is_scored_by_its_own_source():
     assert table.dropped == {(2, 1), (3, 1)}
 
 
-def test_a_nested_reward_may_read_another():
-    sources = {"countdown": {"plugin": "rlcr.brier"}, "capitals": {"plugin": "rlcr.confidence"}}
-    assert by_source(sources).reads_parent
-    assert not by_source().reads_parent
-    said = "<confidence>0.9</confidence>"
-    trees = [
-        RolloutTree(
-            Problem(id=source, prompt="?", fields={**SUM, "data_source": source}),
-            (
-                Segment(parent=NO_PARENT, author="prompt", token_ids=(1,)),
-                turn(0, "<answer>3+4</answer>", answer="3+4"),
-                turn(1, said, kind="confidence", number=2),
-            ),
-        )
-        for source in sources
-    ]
-    verify = build_plugin(PluginUse(plugin="countdown.verify"), "reward")
-    accuracy = TurnReward(plugin="countdown.verify", turn="answer")
-    calibration = TurnReward(plugin="by_data_source", turn="confidence", of="accuracy")
-    with RewardPool(workers=1, memory_mb=512) as pool:
-        table = score_rollouts(
-            trees,
-            [
-                NamedReward("calibration", calibration, by_source(sources)),
-                NamedReward("accuracy", accuracy, verify),
-            ],
-            pool,
-        )
-    assert table.turns[0, 2]["calibration"].raw == pytest.approx(0.99)
-    assert table.turns[1, 2]["calibration"].raw == 0.9
-
-
-def test_it_travels_with_what_it_holds():
-    again = pickle.loads(pickle.dumps(by_source()))
-    said = Sample(id="a", problem=CAPITAL, turn="answer", number=1, response="", spans={})
-    assert again.score(said).reason == "no answer"
-    problem = mixture().problem("train", 3, 0)
-    assert pickle.loads(pickle.dumps(mixture())).problem("train", 3, 0) == problem
-
-
 # A mixture of tasks -------------------------------------------------------------------------------
-
-
-def test_a_mixture_keeps_the_promises_of_tasks():
-    check_task(mixture(weights={"easy": 3, "hard": 1}))
 
 
 def test_weights_are_relative_frequencies():
@@ -230,31 +182,6 @@ def test_an_experiment_names_the_plugins_inside_its_plugins(tmp_path):
     for name in ("by_data_source", "countdown.verify", "exact_match", "rlcr.brier"):
         assert ("reward", name) in named
     assert resolve_plugins(read.spec).provenance == plugins.provenance
-
-
-@each_row(
-    ("change", "line", "exit_code", "message"),
-    [
-        (("numbers: [3]}", "nmbers: [3]}"), 7, 2, "did you mean 'numbers'?"),
-        (("{plugin: exact_match}", "{plugin: exact_match, normalise: text}"), 19, 2, "'normalize'"),
-        (("hard: {plugin: countdown,", "hard: {plugin: countdwn,"), 7, 3, "named 'countdwn'"),
-        (("plugin: countdown.verify", "plugin: countdown.verfy"), 18, 3, "'countdown.verify'"),
-        (("{plugin: exact_match}", "{}"), 19, 2, "missing key 'plugin'"),
-        (("hard: 2}", "hard: -2}"), 8, 2, "'task.weights.hard'"),
-        (("hard: 2}", "hrd: 2}"), 8, 2, "weights must name exactly easy, hard"),
-        (("{easy: 1, hard: 2}", "{easy: 0, hard: 0}"), 8, 2, "weights must not all be zero"),
-        (("easy: {plugin", "ea/sy: {plugin"), 5, 2, "names without a '/'"),
-        (("      of: accuracy\n", ""), 20, 2, "calibration needs `of`"),
-        (("{countdown: {plugin: rlcr.brier}}", "{}"), 24, 2, "sources"),
-    ],
-    ids=lambda value: value[1][:30] if isinstance(value, tuple) else None,
-)
-def test_what_is_wrong_inside_is_shown_at_its_line(tmp_path, change, line, exit_code, message):
-    with pytest.raises(InvalidSpec) as caught:
-        check_file(spec_file(tmp_path, change))
-    assert caught.value.exit_code == exit_code
-    assert message in str(caught.value)
-    assert line in [d.position.line for d in caught.value.diagnostics]
 
 
 # Files and packages of what is inside -------------------------------------------------------------

@@ -7,13 +7,13 @@ from rlx.plugin import Sample
 from rlx_plugins.countdown import CountdownArithmetic
 
 
-def score(think: str, *, of: float | None = 1.0, numbers=(1, 1, 2, 3, 4, 5, 6), **options):
+def score(think: str, *, of: float | None = 1.0, numbers=(1, 1, 2, 3, 4, 5, 6)):
     problem = {"numbers": list(numbers), "target": 17}
     spans = {"think": think}
     sample = Sample(
         id="0", problem=problem, turn="answer", number=1, response="", spans=spans, of=of
     )
-    return CountdownArithmetic(**options).score(sample)
+    return CountdownArithmetic().score(sample)
 
 
 @each_row(
@@ -49,6 +49,7 @@ def score(think: str, *, of: float | None = 1.0, numbers=(1, 1, 2, 3, 4, 5, 6), 
         ("9.0**999=1\n", 0.0, "false sums"),
         ("1+" * 200 + "0=200\n", 0.0, "false sums"),
         ("1+1=2\n" * 30_000, 1.0, None),  # the first lines alone are read
+        ("1+1=2\n" * 63 + "1+1=3\n" * 1000, 63 / 64, "false sums"),
         ("9" * 200_000 + "=1", 0.0, "false sums"),
         ("(" * 200_000 + "=1", 0.0, "false sums"),
         (("+".join(["1/9973"] * 440) + "=1\n") * 64, 0.0, "false sums"),
@@ -70,8 +71,3 @@ def test_a_problem_without_numbers_is_an_error_in_the_data():
 def test_a_wrong_answer_gains_nothing_by_easy_sums(of):
     verdict = score("1+1=2\n", of=of)
     assert (verdict.value, verdict.reason) == (0.0, "wrong answer")
-
-
-def test_reads_so_many_lines_and_no_more():
-    assert score("1+1=2\n" + "1+1=3\n" * 9, max_lines=1).value == 1.0
-    assert score("1+1=2\n" * 63 + "1+1=3\n" * 1000).value == 63 / 64

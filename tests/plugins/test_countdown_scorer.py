@@ -33,9 +33,6 @@ CASES = [
 # The file lists what a tolerance and the rounding of a large number let pass as right; exact
 # arithmetic, which is the default, does not.
 INEXACT = {"cd086", "cd087"}
-# Each needs what the safer option takes away.
-WITH_OTHER_OPERATORS = {"cd074", "cd076", "cd082", "cd084"}
-WITH_DECIMALS = {"cd076", "cd077", "cd080"}
 
 
 def expected(case):
@@ -84,22 +81,6 @@ def test_the_known_cases(case):
     assert scored <= solved <= (right == 1.0)
 
 
-PAID_BY_THE_SOURCE = [
-    ("50+.0000003+.0000008+.0000009", [50, 3, 8, 9], 50),
-    ("4*.5", [5, 4], 2),
-    ("2.*3", [2, 3], 6),
-    ("50+3*8**-9", [50, 3, 8, 9], 50),
-    ("50-1/99/98/97", [50, 1, 99, 98, 97], 50),
-]
-
-
-@each_row(("equation", "numbers", "target"), PAID_BY_THE_SOURCE)
-def test_what_is_nearly_right_earns_the_format_alone(equation, numbers, target):
-    problem = {"numbers": numbers, "target": target}
-    assert compute_score(answer(equation), problem) == 0.1
-    assert compute_score(answer(equation), problem, allow_decimals=True) == 1.0
-
-
 def test_a_distance_of_the_tolerance_itself_is_too_far():
     scores = [
         compute_score(answer("1-1"), {"numbers": [1, 1], "target": target}, allow_decimals=True)
@@ -131,19 +112,6 @@ def test_a_target_with_decimals_is_the_fraction_that_rounds_to_it(equation, targ
     assert solves_problem(equation, {"target": target, "numbers": numbers}) == (score == 1)
 
 
-@given(st.integers(-9999, 9999), st.integers(1, 999), st.integers(0, 999))
-def test_a_stored_quotient_is_reached_by_the_quotient(numerator, denominator, more):
-    equation = f"({numerator}/{denominator}+{more})"
-    problem = {
-        "target": numerator / denominator + more,
-        "numbers": [abs(numerator), denominator, more],
-    }
-    assert compute_score(answer(equation), problem) == compute_score(
-        answer(equation), problem, allow_decimals=True
-    )
-    assert solves_problem(equation, problem) == (compute_score(answer(equation), problem) == 1.0)
-
-
 @each_row(
     ("equation", "reason"),
     [
@@ -161,15 +129,6 @@ def test_a_decimal_is_the_reason_only_where_it_decides(equation, reason):
     assert CountdownVerify().score(said).reason == reason
     if reason != "decimal number":
         assert CountdownVerify(allow_decimals=True).score(said).reason == reason
-
-
-@each_row("equation", ["50+3//8*9", "50+(3-8)**0*9-9", "-3+53"])
-def test_numbers_do_not_vanish_by_default(equation):
-    problem = {"numbers": [3, 8, 9, 50], "target": 50}
-    said = Sample(id="a", problem=problem, turn="answer", number=1, response=answer(equation))
-    score = CountdownVerify().score(said)
-    assert score.value == 0.0
-    assert ("a sign" in score.reason) == equation.startswith("-")
 
 
 # The probe's judgement ---------------------------------------------------------------------------
@@ -198,23 +157,6 @@ def test_the_probe_takes_its_arguments_by_the_names_of_the_source():
 )
 def test_what_cannot_be_scored_is_not_right(text, target, numbers):
     assert verify_equation_strict(text, target, numbers) is False
-
-
-@each_row(
-    ("options", "stricter"),
-    [
-        ({"ops": "prompt"}, WITH_OTHER_OPERATORS),
-        ({"allow_decimals": False}, WITH_DECIMALS | INEXACT),
-    ],
-)
-def test_safer_options_differ_from_the_source_only_where_they_should(options, stricter):
-    differing = {
-        case["id"]
-        for case in CASES
-        if compute_score(case["response"], truth(case), **{"allow_decimals": True, **options})
-        != expected_of_source(case)
-    }
-    assert differing == stricter
 
 
 # Where the answer is -----------------------------------------------------------------------------
@@ -249,29 +191,10 @@ def test_last_block_is_found_on_any_line():
 # Which numbers -----------------------------------------------------------------------------------
 
 
-def test_no_number_may_be_left_out_or_used_twice():
-    assert not validate_equation("3+4", [3, 4, 5])
-    assert not validate_equation("3+3", [3, 4])
-
-
 def test_a_number_beyond_pythons_limit_is_none_of_a_problem():
     longest, beyond = (10**n // 9 for n in (4300, 4301))  # all digits 1
     assert validate_equation("1" * 4300 + "+2", [longest, 2])
     assert not validate_equation("1" * 4301 + "+2", [beyond, 2])
-
-
-@given(
-    st.lists(st.sampled_from(["3", "4", "2.5", ".5", "5.", "+", "*", "(", ")", " "]), max_size=9),
-    st.lists(st.integers(2, 5), max_size=4),
-)
-def test_the_score_uses_the_numbers_check(parts, numbers):
-    equation = "".join(parts).strip()
-    value = python_value(equation)
-    right = value is not None and validate_equation(equation, numbers)
-    target = value if right else 1
-    expected = 1.0 if right else 0.1
-    problem = {"target": target, "numbers": numbers}
-    assert compute_score(answer(equation), problem, allow_decimals=True) == expected
 
 
 # What it is worth --------------------------------------------------------------------------------
@@ -339,14 +262,18 @@ def test_parentheses_nest_as_deep_as_in_python(depth):
     assert evaluate_equation(text) == (3 if depth <= 200 else None)
 
 
-@each_row("text", ["-" * 1000 + "3", "+".join(["1"] * 1000), "3" + " " * 9999 + "+1"])
-def test_long_expressions_that_python_computes(text):
+@each_row(
+    "text",
+    [
+        "-" * 1000 + "3",
+        "+".join(["1"] * 1000),
+        "3" + " " * 9999 + "+1",
+        *("1**9999999", "(-1)**9999999", "0**9999999", "2**-9999999"),
+        *(" 3+4", "3+4\n", "\n3+4\r\n", "\t\f3 +\t4 \n"),
+    ],
+)
+def test_long_and_large_expressions_that_python_computes(text):
     assert evaluate_equation(text) == python_value(text) is not None
-
-
-@each_row("text", ["1**9999999", "(-1)**9999999", "0**9999999", "2**-9999999"])
-def test_harmless_powers_with_large_exponents(text):
-    assert evaluate_equation(text) == python_value(text)
 
 
 @each_row(
@@ -378,22 +305,14 @@ def test_refusals_say_why(text, reason):
         evaluate_expression(text)
 
 
-@each_row("numeric", ["float64", "exact"])
-@each_row("text", ["1/0", "1//0", "0**-1", "1/(2-2)"])
-def test_division_by_zero_has_no_value(text, numeric):
-    with pytest.raises(ZeroDivisionError):
-        evaluate_expression(text, numeric=numeric)
-    assert evaluate_equation(text, numeric=numeric) is None
-
-
-@each_row("text", ["9.0**999", "9" * 400 + ".*1", "(" + "9" * 400 + ")/.5"])
-def test_overflow_has_no_value(text):
+@each_row(
+    "text",
+    ["1/0", "1//0", "0**-1", "1/(2-2)", "9.0**999", "9" * 400 + ".*1", "(" + "9" * 400 + ")/.5"],
+)
+def test_division_by_zero_and_overflow_have_no_value(text):
     assert evaluate_equation(text) is None
-
-
-@each_row("text", [" 3+4", "3+4\n", "\n3+4\r\n", "\t\f3 +\t4 \n"])
-def test_white_space_around_the_whole_does_not_count(text):
-    assert evaluate_equation(text) == python_value(text) == 7
+    if "0" in text and "." not in text:
+        assert evaluate_equation(text, numeric="exact") is None
 
 
 def test_exact_numbers():
@@ -432,15 +351,10 @@ HOSTILE = {
         "not computable: too long",
     ),
     "an opening, then closings": ("<answer>" + "</answer>" * (N // 9 - 1), "empty answer"),
-    "blocks": (answer("1") * (N // 18), "wrong value"),
     "digits": (block("1" * N), "not computable: number too long"),
-    "numbers": (block("1 " * N), "not computable: too long"),
     "points": (block("." * N), "not computable: number too long"),
-    "decimals": (block("1." * N), "not computable: number too long"),
-    "parentheses": (block("(" * N), "not computable: too long"),
     "sum": (block("1+" * N), "not computable: too long"),
     "spaces": (answer("1" + " " * (N - 30) + "+1"), None),
-    "powers": (block("9**999*" * N), "not computable: too long"),
     "tower": (answer("9**" * 1900 + "9"), "not computable: power too large"),
     "work": (
         answer("9**999*9**999//9**999//9**999*" * 99 + "1"),
@@ -458,13 +372,8 @@ HOSTILE = {
     "lines": ("\n" * N, "no answer block"),
     "markers": ("Assistant:" * (N // 10), "no answer block"),
     "near misses": ("<answer>1+1</answe><answer 1</answer" * (N // 40), "no answer block"),
-    "nested blocks": (
-        "<answer>" * (N // 18) + "1" + "</answer>" * (N // 18),
-        "not computable: too long",
-    ),
     "signs": (block("-" * 2978 + "2"), None),
     "more signs": (block("-" * 2981 + "2"), "not computable: too deep"),
-    "towers": (block("2**2**2**2**2+" * N), "not computable: too long"),
     "long numbers": (answer("+".join(["9" * 4300] * 46)), "wrong value"),
     "prose": (block("three and four " * N), "not computable: too long"),
 }

@@ -9,7 +9,6 @@ import sys
 from collections import Counter
 from importlib import import_module
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -116,17 +115,6 @@ def test_a_prompt_may_be_a_conversation(tmp_path):
     assert problem.history == (Message("user", "1 + 1?"), Message("assistant", "2"))
 
 
-def test_problems_with_other_messages_before_the_prompt_are_no_duplicates(tmp_path):
-    rows = [
-        {"prompt": [*({"role": r, "content": c} for r, c in (("user", "a"), ("assistant", c)))]}
-        for c in ("b", "c")
-    ]
-    for row in rows:
-        row["prompt"].append({"role": "user", "content": "and?"})
-    first, second = problems(of_records(tmp_path, *rows))
-    assert first.id != second.id
-
-
 def test_what_a_record_holds_is_never_a_template(tmp_path):
     row = {"prompt": "{answer} {0} {", "answer": "{prompt}"}
     (problem,) = problems(of_records(tmp_path, row, prompt="{{{prompt}}} {answer}"))
@@ -202,12 +190,6 @@ def test_held_out_problems_are_chosen_by_what_they_say(tmp_path_factory, numbers
     assert 15 <= len(chosen[0]) <= 35
 
 
-def test_a_share_that_leaves_a_split_empty_is_refused(tmp_path):
-    path = jsonl(tmp_path / "one.jsonl", [{"prompt": "alone"}])
-    with pytest.raises(ValueError, match=r"one\.jsonl: no problem is left for the split"):
-        problems(Dataset(train={"path": path}, held_out=0.5))
-
-
 def test_train_and_test_share_no_problem(tmp_path):
     train = jsonl(tmp_path / "train.jsonl", [{"prompt": str(n), "from": "a"} for n in range(5)])
     test = jsonl(tmp_path / "test.jsonl", [{"prompt": str(n), "from": "b"} for n in (3, 9, 4)])
@@ -235,7 +217,6 @@ def test_train_and_test_share_no_problem(tmp_path):
             "there is no 'reward_model.truth'; did you mean 'reward_model.ground_truth'?",
         ),
         ({"prompt": None}, {}, "'prompt' must be text or a number, got None"),
-        ({"prompt": True}, {}, "'prompt' must be text or a number, got True"),
         ({"prompt": " \n"}, {}, "the prompt is empty"),
         ({"prompt": "x", "answer": float("nan")}, {}, "'answer': nan is not a finite number"),
         ({"prompt": "\ud800"}, {}, "'prompt': a lone surrogate is not a character"),
@@ -244,11 +225,6 @@ def test_train_and_test_share_no_problem(tmp_path):
             {},
             "'prompt': messages are perhaps one of the system, then user and assistant in turns, "
             "the user first and last; got none",
-        ),
-        (
-            {"prompt": [{"role": r, "content": "x"} for r in ("user", "user")]},
-            {},
-            "got user, user",
         ),
         (
             {"prompt": [{"role": r, "content": "x"} for r in ("user", "assistant")]},
@@ -323,16 +299,6 @@ def test_files_that_are_not_what_they_are_called(tmp_path):
             Dataset(train={"path": path}, held_out=0.5).check()
 
 
-def test_paths_may_begin_with_the_home_folder(tmp_path, monkeypatch):
-    monkeypatch.setenv("HOME", str(tmp_path))
-    jsonl(tmp_path / "all.jsonl", RECORDS)
-    source = records.Source(path="~/all.jsonl")
-    assert len(list(source.rows())) == len(RECORDS)
-    assert source.stamps() == records.Source(path=tmp_path / "all.jsonl").stamps()
-    (fault,) = records.Source(path="~nobody-here/all.jsonl").paths
-    assert str(fault) == "~nobody-here/all.jsonl", "there is no such user"
-
-
 def test_a_missing_file_is_a_fault_of_the_machine(tmp_path):
     with pytest.raises(OSError, match=r"cannot read .*nowhere\.jsonl: No such file") as caught:
         Dataset(train={"path": tmp_path / "nowhere.jsonl"}, held_out=0.5).check()
@@ -352,21 +318,15 @@ HERE = {"path": "a.jsonl"}
     [
         ({"train": HERE}, "needs either `test` or `held_out`"),
         ({"train": HERE, "test": HERE, "held_out": 0.1}, "needs either `test` or `held_out`"),
-        ({"train": HERE, "held_out": 1.0}, "less than 1"),
         ({"train": {}, "held_out": 0.1}, "either `path` or `hub`"),
         ({"train": {**HERE, "hub": "x/y"}, "held_out": 0.1}, "either `path` or `hub`"),
         ({"train": {"hub": "x/y"}, "held_out": 0.1}, "`hub` needs a `split`"),
         ({"train": {**HERE, "config": "main"}, "held_out": 0.1}, "belong to `hub`"),
-        ({"train": {**HERE, "split": "train"}, "held_out": 0.1}, "belong to `hub`"),
-        ({"train": {**HERE, "revision": "v1"}, "held_out": 0.1}, "belong to `hub`"),
         ({"train": {"hub": ".", "split": "train"}, "held_out": 0.1}, "is a folder"),
         ({"train": {"path": []}, "held_out": 0.1}, "empty list"),
         ({"train": {"path": "a.csv"}, "held_out": 0.1}, "must end in .jsonl, .jsonl.gz or"),
         ({"train": {"path": ["a.jsonl", "b.json"]}, "held_out": 0.1}, "b.json: its name must"),
-        ({"train": {**HERE, "limit": 0}, "held_out": 0.1}, "limit"),
-        ({"train": HERE, "held_out": 0.1, "fields": {}}, "fields"),
         ({"train": HERE, "held_out": 0.1, "prompt": "{x!r}"}, "a name in braces"),
-        ({"train": HERE, "held_out": 0.1, "prompt": "{}"}, "a name in braces"),
         ({"train": HERE, "held_out": 0.1, "prompt": "{"}, "prompt"),
         ({"train": HERE, "held_out": 0.1, "prompt": "{{question}}"}, "it names no field"),
         ({"train": HERE, "held_out": 0.1, "demonstrations": ["{x:>9}"]}, "a name in braces"),
@@ -396,8 +356,6 @@ def test_impossible_options_are_refused(options, message):
         (decimal.Decimal("1.10"), 1.1),
         (decimal.Decimal("72.00"), 72),
         (decimal.Decimal("0.12345678901234567890"), "0.12345678901234567890"),
-        (np.int64(3), 3),
-        (np.array([[1.5], [2.0]]), [[1.5], [2.0]]),
         ({"a": (1, None)}, {"a": [1, None]}),
     ],
 )
@@ -407,20 +365,10 @@ def test_values_become_plain_json(value, expected):
     assert json.loads(json.dumps(made)) == expected
 
 
-@each_row("value", [b"x", float("inf"), {1: 2}, np.float64("nan"), object()])
+@each_row("value", [b"x", float("inf"), {1: 2}, object()])
 def test_values_that_json_has_not_are_refused(value):
     with pytest.raises(ValueError):
         convert_to_plain_json([value])
-
-
-def test_parquet_types_become_plain_json(tmp_path):
-    day = datetime.date(2025, 3, 1)
-    row = {"prompt": "x", "day": day, "price": decimal.Decimal("1.10"), "list": [1, 2]}
-    path = parquet(tmp_path / "typed.parquet", [{**row, "prompt": str(n)} for n in range(20)])
-    task = Dataset(train={"path": path}, held_out=0.5)
-    (fields, *_) = (p.fields for p in problems(task, "train"))
-    del fields["prompt"]
-    assert fields == {"day": "2025-03-01", "price": 1.1, "list": [1, 2]}
 
 
 def test_paths_reach_into_lists_and_past_dots():

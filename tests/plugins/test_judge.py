@@ -22,8 +22,6 @@ from rlx_plugins.judge import (
     Preference,
     Rating,
     _read_reply,
-    _read_retry_after,
-    fill_judge_prompt,
 )
 
 ROOT = Path(__file__).parents[2]
@@ -82,12 +80,6 @@ def test_what_the_policy_wrote_stays_between_its_fences(monkeypatch):
         assert fence not in text and "Is it right?" in before and "from 0 to 10" in after
         fences.add(fence)
     assert len(fences) == len(INJECTIONS), "nobody can learn a fence from another answer"
-
-
-def test_a_fence_follows_from_all_texts():
-    one = fill_judge_prompt("{fence}{a}{b}", a="x", b="y")
-    assert one == fill_judge_prompt("{fence}{a}{b}", a="x", b="y")
-    assert one[:17] != fill_judge_prompt("{fence}{a}{b}", a="xy", b="")[:17]
 
 
 @each_row(
@@ -176,15 +168,6 @@ def test_a_ranking_counts_wins_in_both_orders(monkeypatch, texts, reply, values,
     assert [s.value for s in scores] == values
     assert len(scripted.prompts) == asked
     assert sum(s.parts.get("requests", 0) for s in scores) == asked
-
-
-@each_row(
-    ("headers", "seconds"),
-    [({"retry-after": "3"}, 3.0), ({"retry-after": "9999"}, 30.0), ({"retry-after": "-1"}, 0.0),
-     ({"retry-after": "soon"}, None), ({}, None)],
-)  # fmt: skip
-def test_how_long_a_server_wants_to_rest(headers, seconds):
-    assert _read_retry_after(headers) == seconds
 
 
 def test_options_that_cannot_work_are_refused(monkeypatch):

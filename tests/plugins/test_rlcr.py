@@ -97,8 +97,9 @@ def test_confidences_that_can_be_read(text, value):
 )
 def test_confidences_that_cannot_be_read(text, reason):
     assert parse_confidence(text) == (None, reason)
-    score = Brier(invalid_reward=-1.0).score(sample(text, of=1.0))
-    assert (score.value, score.reason, score.parts) == (-1.0, reason, {})
+    score = Brier().score(sample(text, of=1.0))
+    assert (score.value, score.reason, score.parts) == (0.0, reason, {})
+    assert StatedConfidence().score(sample(text)) is None
 
 
 @given(st.text())
@@ -135,13 +136,6 @@ def test_a_stated_confidence_is_its_own_value(text, value, extreme):
     assert (score.value, score.parts) == (value, {"confidence": value, "extreme": extreme})
 
 
-@given(st.text())
-def test_it_abstains_exactly_where_none_can_be_read(text):
-    for response in (text, confidence(text)):
-        absent = StatedConfidence().score(sample(response)) is None
-        assert absent == (parse_confidence(response).value is None)
-
-
 # Format ------------------------------------------------------------------------------------------
 
 EXPRESSIONS = {
@@ -170,17 +164,6 @@ PIECES = st.sampled_from(
     ]
     + ["x", " ", "\n", "\u00a0", "<"]
 )
-
-
-@each_row("pattern", EXPRESSIONS)
-def test_each_form_matches_itself_only(pattern):
-    for text in GOOD.values():
-        score = RlcrFormat(pattern=pattern).score(sample(text))
-        assert score.value == float(bool(re.match(EXPRESSIONS[pattern], text, re.DOTALL)))
-        assert (score.reason is None) == (score.value == 1.0)
-    assert RlcrFormat(pattern=pattern).score(sample(GOOD[pattern])).value == 1.0
-    assert RlcrFormat(pattern=pattern).score(sample(GOOD[pattern] + ".")).value == 0.0
-    assert RlcrFormat(pattern=pattern).score(sample(GOOD[pattern].replace("</", "<"))).value == 0.0
 
 
 @pytest.mark.parametrize("pattern", EXPRESSIONS)

@@ -3,11 +3,10 @@
 import re
 from collections import defaultdict
 
-import pytest
 from rows import each_row
 
 from rlx.plugin import Sample, get_confidence_values
-from rlx_plugins.urn import UrnDistance, UrnDrawn, UrnPicked, UrnTask
+from rlx_plugins.urn import UrnPicked, UrnTask
 
 DEMONSTRATION = r"<answer>(\d+)</answer><analysis>(\d+)</analysis><confidence>([\d.]+)</confidence>"
 
@@ -27,15 +26,6 @@ def test_red_is_drawn_as_often_as_the_prompt_says():
         share, n = red / 10, len(outcomes)
         error = (share * (1 - share) / n) ** 0.5
         assert abs(sum(outcomes) / n - share) <= 4.5 * error
-
-
-def test_no_urn_is_in_both_splits():
-    task = UrnTask()
-    prompts = [
-        {task.problem(split, index, seed).prompt for index in range(400) for seed in (0, 1)}
-        for split in ("train", "test")
-    ]
-    assert not prompts[0] & prompts[1]
 
 
 def test_a_demonstration_states_each_value():
@@ -76,17 +66,3 @@ def test_whichever_ball_is_picked_it_is_red_as_often_as_the_prompt_says():
     for (red, _), labels in picked.items():
         share, n = red / 10, len(labels)
         assert abs(sum(labels) / n - share) <= 4.5 * (share * (1 - share) / n) ** 0.5
-
-
-@each_row("drawn", [0, 1])
-def test_the_label_is_what_was_drawn_and_the_distance_is_from_the_share(drawn):
-    problem = {"red": 3, "blue": 7, "drawn": drawn}
-    sample = Sample(
-        id="a",
-        problem=problem,
-        turn="confidence",
-        number=2,
-        response="<confidence>0.8</confidence>",
-    )
-    assert UrnDrawn().score(sample).value == drawn
-    assert UrnDistance().score(sample).value == pytest.approx(0.5)

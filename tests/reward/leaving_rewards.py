@@ -6,10 +6,9 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import ClassVar
 
-from rlx.plugin import Environment, Step, reward
-from rlx.reward import plugin_process, workers
+from rlx.plugin import reward
+from rlx.reward import workers
 from rlx.reward.plugin_process import _STARTED, JobProcess
 
 IGNORING = (
@@ -59,21 +58,6 @@ def waiting(sample):
     return 1.0
 
 
-class LeavingGame(Environment):
-    """Starts processes at its first turn, which does not end."""
-
-    kinds: ClassVar[tuple[str, ...]] = ("say",)
-
-    mark: str = ""
-
-    def reset(self, problem, seed):
-        return ()
-
-    def step(self, state, action) -> Step:
-        STARTS["as an orphan"](self.mark)
-        return ENDS["its deadline"]()
-
-
 def keep_workers_slowly(*given):
     """`keep_workers` of a keeper that does not get to run until its child runs a job."""
     begin = JobProcess.begin
@@ -84,17 +68,4 @@ def keep_workers_slowly(*given):
             time.sleep(0.01)  # scenario
 
     JobProcess.begin = begin_slowly
-    workers.keep_workers(*given)
-
-
-def keep_workers_that_begin_nothing(*given):
-    """`keep_workers` of a keeper whose children do not get to run."""
-    start = JobProcess._start
-
-    def start_stopped(self):
-        start(self)
-        os.kill(self._pid, signal.SIGSTOP)
-
-    JobProcess._start = start_stopped
-    plugin_process._IMPORT_SECONDS = 0.5
     workers.keep_workers(*given)

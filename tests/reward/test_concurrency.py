@@ -1,14 +1,9 @@
 """Rewards that wait: many calls at a time in one worker, and answers that a run remembers."""
 
-import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from rows import each_row
-
-sys.path.insert(0, str(Path(__file__).parent))  # spawned workers inherit it
-
 from waiting_rewards import Asks, Meets, MeetsOnThreads, Waits, list_tables
 
 from rlx.home import RunFolder
@@ -16,7 +11,6 @@ from rlx.plugin import Sample, Score, sum_costs
 from rlx.plugin.answer_cache import AnswerFile
 from rlx.reward import RewardJob, RewardPool
 from rlx.run.loop import _describe_spent_budget
-from rlx_plugins.composed import ByDataSource
 
 
 @pytest.fixture(scope="module")
@@ -82,12 +76,6 @@ def test_a_thread_that_never_ends_ends_with_its_process(pool):
 def test_an_async_reward_needs_no_concurrency(pool):
     (outcome,) = pool.score(jobs(Waits(), "x"))
     assert outcome.verdicts == (Score(0.5, "waited"),)
-
-
-def test_a_reward_per_source_has_the_concurrency_of_its_rewards():
-    inner = {"a": Waits(), "b": Meets()}
-    reward = ByDataSource(sources={"a": {"plugin": "x"}, "b": {"plugin": "y"}})
-    assert reward.with_inner({"sources": inner}).concurrency == 4
 
 
 def test_nobody_is_asked_the_same_twice_in_a_run(tmp_path):

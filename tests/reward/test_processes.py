@@ -11,25 +11,18 @@ from pathlib import Path
 
 import psutil
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))  # spawned workers inherit it
-
 from leaving_rewards import (
     ENDS,
     STARTS,
-    LeavingGame,
     importing,
     keep_workers_slowly,
-    keep_workers_that_begin_nothing,
     leaving,
     waiting,
 )
 from patience import LIMIT, wait_until
 
-from rlx.errors import EnvironmentFault
-from rlx.plugin import Action, Sample
-from rlx.reward import JobOutcome, PooledHost, RewardJob, RewardPool
-from rlx.rollout import HostFault
+from rlx.plugin import Sample
+from rlx.reward import JobOutcome, RewardJob, RewardPool
 
 DEADLINE = 0.5
 FAULTS = {
@@ -77,13 +70,6 @@ def test_what_a_scorer_started_ends_with_it(pool, mark, how, end):
     deadline = DEADLINE if end == "its deadline" else 60  # on a crowded machine others take longer
     (outcome,) = pool.score([job(leaving(how=how, end=end), mark, deadline)])
     assert outcome == JobOutcome(fault=FAULTS[end])
-    assert marked(mark) == []
-
-
-def test_what_an_environment_started_ends_with_it(pool, mark):
-    action = Action(text="hello")
-    (fault,) = PooledHost(LeavingGame(mark=mark), pool, DEADLINE).step([((), action)])
-    assert fault == HostFault(FAULTS["its deadline"])
     assert marked(mark) == []
 
 
@@ -144,35 +130,6 @@ def test_a_signal_in_the_midst_of_an_end_leaves_nothing(mark):
     command = [sys.executable, "-c", INTERRUPTED, mark]
     tried = subprocess.run(command, check=True, timeout=LIMIT, stdout=subprocess.PIPE).stdout
     assert int(tried) > 15  # lines
-
-
-INTERRUPTED_IMPORT = """
-import os, signal, subprocess, sys
-from rlx.descendants import adopt_orphans, kill_descendants
-
-class SignalsDuringImport:
-    def find_spec(self, name, *_):
-        if name == "psutil._common":
-            os.kill(os.getpid(), signal.SIGTERM)
-
-def leave(*_):
-    try:
-        kill_descendants()
-    finally:
-        os._exit(0)
-
-adopt_orphans()
-sys.meta_path.insert(0, SignalsDuringImport())
-signal.signal(signal.SIGTERM, leave)
-subprocess.Popen(["sleep", sys.argv[1]])
-kill_descendants()
-"""
-
-
-def test_a_signal_in_the_midst_of_an_import_leaves_nothing(mark):
-    """What ends processes is imported before: a handler would find it half done."""
-    subprocess.run([sys.executable, "-c", INTERRUPTED_IMPORT, mark], check=True, timeout=LIMIT)
-    assert marked(mark) == []
 
 
 POOL = """
@@ -263,9 +220,3 @@ def test_what_a_reward_imports_when_it_is_called_is_not_counted_against_its_dead
         )
     ]
     assert [outcome.fault for outcome in outcomes] == [None, FAULTS["its deadline"]]
-
-
-def test_workers_whose_first_process_does_not_begin_say_so(monkeypatch):
-    monkeypatch.setattr("rlx.reward.workers.keep_workers", keep_workers_that_begin_nothing)
-    with pytest.raises(EnvironmentFault, match=r"cannot start: no process has begun within 0.5 s"):
-        RewardPool(workers=1, memory_mb=256)

@@ -2,15 +2,10 @@
 
 import os
 import signal
-import sys
 from collections import Counter
-from pathlib import Path
 
 import psutil
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))  # spawned workers inherit it
-
 from live_worlds import LiveWorld, World
 from patience import wait_until
 from rows import each_row
@@ -22,12 +17,6 @@ from rlx.spec import EnvironmentLimits
 
 NAMES = "abcd"
 LOST = "SessionLostError: its session is lost"
-
-
-@pytest.fixture(scope="module")
-def pool():
-    with RewardPool(workers=2, memory_mb=256) as pool:
-        yield pool
 
 
 @pytest.fixture

@@ -1,6 +1,5 @@
 """Named rewards of a step: who is scored when, with what in hand, and what becomes of failures."""
 
-import math
 import re
 from dataclasses import replace
 from itertools import permutations
@@ -12,18 +11,16 @@ from pools import InProcess
 from rows import each_row
 
 from rlx.errors import RewardError
-from rlx.plugin import Problem, Score
+from rlx.plugin import Problem
 from rlx.reward import (
     NamedReward,
     RewardEntry,
-    RewardPool,
     RewardTable,
     rescore_rollouts,
     score_rollouts,
 )
 from rlx.rollout import NO_PARENT, RolloutTree, Segment
 from rlx.spec import GlobalReward, TurnReward, ValueOnError
-from rlx_plugins.countdown import CountdownVerify
 from rlx_plugins.rlcr import Brier
 
 
@@ -90,26 +87,11 @@ def test_every_turn_gets_the_rewards_of_its_kind():
     assert table.dropped == frozenset() and table.faults == {}
 
 
-def test_sums_are_weighted_and_raw_values_are_not():
-    table = score_rollouts([ONE], [accuracy, brier], InProcess())
-    assert table.get_turn_total((0, 1)) == 10.0
-    assert table.get_turn_total((0, 3)) == pytest.approx(2 * 0.99)
-    assert (table.turns[0, 1]["accuracy"].raw, table.turns[0, 1]["accuracy"].weight) == (1.0, 10.0)
-
-
 def test_of_reads_the_raw_unweighted_value_of_the_turn_that_this_one_continues():
     pool = InProcess()
     score_rollouts([ONE], [accuracy, brier], pool)
     read = {s.id: s.of for job in pool.jobs for s in job.samples if s.turn == "confidence"}
     assert read == {"0.3": 1.0, "0.4": 1.0, "0.7": 0.0, "0.8": 0.0}
-
-
-def test_of_may_name_a_reward_of_the_same_turn():
-    doubled = named("doubled", lambda s: 2 * s.of, of="accuracy")
-    assert raws(score_rollouts([ONE], [doubled, accuracy], InProcess()), "doubled") == {
-        (0, 1): 2,
-        (0, 5): 0,
-    }
 
 
 def test_of_reads_the_nearest_earlier_turn_of_that_kind():
@@ -197,24 +179,6 @@ def test_a_wider_scope_does_not_see_turns_whose_parent_reward_is_absent():
     table = score_rollouts([ONE], [abstaining, rank], pool)
     assert pool.seen[-1] == ["0.3", "0.4"]
     assert raws(table, "rank") == {(0, 3): 0.0, (0, 4): 1.0, (0, 7): None, (0, 8): None}
-
-
-@each_row("is_watched", [True, False])
-def test_what_rewards_change_is_watched_on_request(is_watched):
-    class Changing(InProcess):
-        def run(self, job):
-            return replace(super().run(job), changed=(f"problem of {job.name}",))
-
-    pool = Changing()
-    table = score_rollouts([TWO], [accuracy], pool, is_watched=is_watched)
-    assert [job.is_watched for job in pool.jobs] == [is_watched]
-    assert table.changed == ({"accuracy": ("problem of accuracy",)} if is_watched else {})
-
-
-def test_deadlines_travel_with_the_jobs():
-    pool = InProcess()
-    score_rollouts([TWO], [named("slow", lambda s: 0.0, deadline=0.25)], pool)
-    assert [job.deadline for job in pool.jobs] == [0.25]
 
 
 # Whole rollouts -----------------------------------------------------------------------------------
@@ -393,13 +357,6 @@ def test_seconds_of_a_reward_are_those_that_pass_while_it_scores(monkeypatch):
     assert table.seconds == {"accuracy": 0.5, "brier": 2.0}
 
 
-def test_seconds_of_ranks_add_up():
-    shares = [{"brier": 0.5, "accuracy": 2.0}, {"accuracy": 0.25}]
-    tables = [RewardTable({}, frozenset(), {}, seconds=seconds) for seconds in shares]
-    merged = RewardTable.merge_tables(tables, [[0], [1]])
-    assert merged.seconds == {"brier": 0.5, "accuracy": 2.25}
-
-
 def test_scoring_again_reads_what_was_said_then_and_says_faults():
     lenient = named("accuracy", is_right, weight=10.0, on_error=ValueOnError(value=0.5))
     table = score_rollouts([BAD], [lenient, brier], InProcess())
@@ -424,33 +381,6 @@ def test_a_reward_that_abstains_is_absent_without_fault_and_so_is_what_needs_it(
         assert (entry.raw, entry.status, entry.reason) == (None, "absent", None)
         assert table.get_turn_total(place) is None, "absent is not zero"
     assert table.dropped == frozenset() and table.faults == {}
-
-
-def test_a_reward_without_a_turn_to_read_is_absent():
-    early = named("early", lambda s: s.of, "answer", of="late")
-    late = named("late", lambda s: 1.0, "confidence")
-    table = score_rollouts([TWO], [early, late], InProcess())
-    assert raws(table, "early") == {(0, 1): None}
-
-
-def test_names_that_begin_with_an_underscore_are_kept_and_never_summed():
-    hidden = named("_length", lambda s: 7.0, weight=100.0)
-    table = score_rollouts([TWO], [hidden, accuracy], InProcess())
-    assert table.turns[0, 1]["_length"].raw == 7.0
-    assert table.get_turn_total((0, 1)) == 0.0
-    alone = score_rollouts([TWO], [hidden], InProcess())
-    assert alone.get_turn_total((0, 1)) is None
-    assert raws(alone, "_length") == {(0, 1): 7.0}
-
-
-def test_what_a_score_says_beside_its_value_is_kept():
-    spoken = named("spoken", lambda s: Score(0.0, "format", {"length": 3.0}))
-    entry = score_rollouts([TWO], [spoken], InProcess()).turns[0, 1]["spoken"]
-    assert entry == RewardEntry("spoken", 0.0, 1.0, "scored", "format", {"length": 3.0})
-
-
-def test_no_total_where_nothing_was_scored():
-    assert RewardTable({}, frozenset(), {}).get_turn_total((0, 0)) is None
 
 
 # Failures -----------------------------------------------------------------------------------------
@@ -523,42 +453,7 @@ def test_a_wider_scope_fails_as_one():
     assert table.faults == {"judge": 2}
 
 
-def test_rewards_of_one_turn_fail_apart():
-    other = named("format", lambda s: 1.0)
-    failing = named("accuracy", is_right, on_error="drop_sample")
-    table = score_rollouts([BAD], [failing, other], InProcess())
-    assert table.turns[0, 5]["format"].raw == 1.0
-    assert (0, 5) in table.dropped
-
-
-# With real workers --------------------------------------------------------------------------------
-
-
-def test_the_rewards_of_the_experiment_in_the_real_pool():
-    fields = {"numbers": [1, 2], "target": 3}
-    grown = tree(
-        "countdown",
-        [
-            ("<answer>1 + 2</answer>", ["<confidence>0.8</confidence>", "no idea"]),
-            ("<answer>2 - 1</answer>", ["<confidence>0.5</confidence>"]),
-        ],
-        fields,
-    )
-    rewards = [
-        NamedReward(
-            "brier", TurnReward(plugin="rlcr.brier", turn="confidence", of="accuracy"), Brier()
-        ),
-        NamedReward(
-            "accuracy", TurnReward(plugin="countdown.verify", turn="answer"), CountdownVerify()
-        ),
-    ]
-    with RewardPool(workers=1, memory_mb=512) as pool:
-        table = score_rollouts([grown], rewards, pool)
-    assert raws(table, "accuracy") == {(0, 1): 1.0, (0, 5): 0.0}
-    assert raws(table, "brier") == pytest.approx({(0, 3): 0.96, (0, 4): 0.0, (0, 7): 0.75})
-    assert table.turns[0, 3]["brier"].parts == {"confidence": 0.8}
-    assert table.turns[0, 4]["brier"].reason == "no confidence"
-    assert all(math.isfinite(table.get_turn_total(place)) for place in table.turns)
+# Together -----------------------------------------------------------------------------------------
 
 
 @each_row("formed", [True, False])

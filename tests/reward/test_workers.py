@@ -15,7 +15,6 @@ from hostile_rewards import (
     Grows,
     Unreadable,
     Unsendable,
-    graded,
     grow,
     length,
     misbehave,
@@ -25,7 +24,6 @@ from hostile_rewards import (
     numpy_scores,
     process,
     rank,
-    reorder,
     shout,
 )
 from patience import wait_until
@@ -38,12 +36,6 @@ from rlx.reward.plugin_process import LONGEST_REASON
 from rlx_plugins.countdown import CountdownVerify
 
 DEADLINE = 0.4
-
-
-@pytest.fixture(scope="module")
-def pool():
-    with RewardPool(workers=2, memory_mb=256) as pool:
-        yield pool
 
 
 def sample(response, id="a", **problem):
@@ -65,15 +57,6 @@ def value(outcome):
 def test_verdicts_come_back_in_order(pool):
     outcomes = pool.score([job(length(), "x" * n) for n in range(300)])
     assert [value(outcome) for outcome in outcomes] == list(range(300))
-
-
-def test_nothing_to_do(pool):
-    assert pool.score([]) == []
-
-
-def test_scores_are_carried_whole(pool):
-    (outcome,) = pool.score([job(graded(reason="half"), "abc")])
-    assert outcome == JobOutcome((Score(0.5, "half", {"length": 3.0}),))
 
 
 def test_texts_of_a_reward_can_be_stored(pool):
@@ -104,22 +87,6 @@ def test_a_call_that_changes_its_input_changes_no_other(pool):
     steps = host.step([(shared["numbers"], Action(text="x"))] * 4)
     assert [step.info for step in steps] == [{"length": 4}] * 4
     assert shared == {"numbers": [1, 2, 3]}
-
-
-def test_a_watched_reward_says_what_it_changed(pool):
-    several = (sample("a", id="a", numbers=[1]), sample("b", id="b", numbers=[1]))
-    jobs = [
-        RewardJob(grow(), several[:1], 5.0, is_watched=True),
-        RewardJob(reorder(), several, 5.0, is_watched=True),
-        RewardJob(length(), several[:1], 5.0, is_watched=True),
-        RewardJob(grow(), several[:1], 5.0),
-    ]
-    assert [outcome.changed for outcome in pool.score(jobs)] == [
-        ("problem.numbers",),
-        ("sample 0: id", "sample 0: response", "sample 1: id", "sample 1: response"),
-        (),
-        (),
-    ]
 
 
 def test_a_reward_may_abstain(pool):
@@ -169,11 +136,6 @@ FAULTS = {
 }
 
 
-def test_all_misdeeds_have_a_test():
-    stored = {"half_reason", "long_reason", "half_part", "half_fault"}
-    assert set(FAULTS) | stored | {"noise", "leak", "fork"} == set(hostile_rewards.MISDEEDS)
-
-
 @pytest.mark.parametrize("how", FAULTS)
 def test_a_misdeed_costs_its_own_job(pool, how):
     jobs = [job(misbehave(how=how), "good", deadline=60.0) for _ in range(20)]
@@ -183,17 +145,6 @@ def test_a_misdeed_costs_its_own_job(pool, how):
     outcomes = pool.score(jobs)
     assert outcomes[7] == JobOutcome(fault=FAULTS[how])
     assert [value(outcome) for i, outcome in enumerate(outcomes) if i != 7] == [1.0] * 19
-
-
-def test_several_misdeeds_at_once(pool):
-    hows = ["kill", "spin", "nan", "exit", "explode"]
-    jobs = [
-        job(misbehave(how=how), "bad", deadline=DEADLINE if how == "spin" else 60.0) for how in hows
-    ]
-    jobs = [j for bad in jobs for j in (bad, job(length(), "four"))]
-    outcomes = pool.score(jobs)
-    assert [outcome.fault for outcome in outcomes[::2]] == [FAULTS[how] for how in hows]
-    assert [value(outcome) for outcome in outcomes[1::2]] == [4.0] * 5
 
 
 def test_noise_breaks_nothing(pool):
@@ -363,24 +314,3 @@ def test_workers_that_are_killed_while_they_start_are_started_again(
     with pytest.raises(EnvironmentFault) as caught:
         RewardPool(workers=1, memory_mb=256)
     assert str(caught.value).endswith(says)
-
-
-@each_row(("workers", "memory_mb"), [(0, 256), (1, 0)])
-def test_an_empty_pool_is_refused(workers, memory_mb):
-    with pytest.raises(ValueError, match="at least"):
-        RewardPool(workers, memory_mb)
-
-
-@each_row(
-    ("reward", "responses", "deadline"),
-    [
-        (length(), (), 1.0),
-        (length(), ("a", "b"), 1.0),
-        (rank(), (), 1.0),
-        (length(), ("a",), 0.0),
-        (length(), ("a",), float("nan")),
-    ],
-)
-def test_malformed_jobs_are_refused(reward, responses, deadline):
-    with pytest.raises(ValueError, match=r"samples for scope|deadline"):
-        job(reward, *responses, deadline=deadline)

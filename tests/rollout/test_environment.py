@@ -220,12 +220,6 @@ def test_the_environment_sees_each_turn_as_it_was():
             assert turn.info["heard"] == [*state, turn.text]
 
 
-def test_anchors_name_the_states_that_turns_begin_in():
-    (tree,) = grown("a", [3])
-    anchors = [s.info for chain in rollouts(tree) for s in chain if s.author == "environment"]
-    assert anchors and all(a["state"].startswith("after ") for a in anchors)
-
-
 @given(st.lists(st.integers(0, 2**62), min_size=1, max_size=5, unique=True), st.data())
 def test_neither_order_nor_batch_mates_change_a_rollout(seeds, data):
     names = [str(seed) for seed in seeds]
@@ -235,17 +229,6 @@ def test_neither_order_nor_batch_mates_change_a_rollout(seeds, data):
         [names[i] for i in kept], [seeds[i] for i in kept], forced_answer={"template": "!"}
     )
     assert apart == [together[i] for i in kept]
-
-
-@given(st.integers(1, 3), st.integers(1, 3))
-def test_more_rollouts_leave_those_before_as_they_were(few, more):
-    (small,) = grown("a", [1], num_generations=few)
-    (large,) = grown("a", [1], num_generations=few + more)
-    assert rollouts(large)[:few] == rollouts(small)
-
-
-def test_nothing_to_grow():
-    assert grown([], []) == []
 
 
 # The forced answer -------------------------------------------------------------------------------
@@ -311,18 +294,6 @@ def test_how_an_observation_is_shown(observation):
             assert shown.token_ids == ((END, *said) if closes else said)
             seen.add(turn.finish_reason)
     assert seen == {"stop", "length"}
-
-
-def test_an_environment_s_tokens_are_nobody_s_own():
-    trees = grown("abcd", range(4))
-    batch = build_token_batch(trees)
-    for number, row in enumerate(batch.rows):
-        path = [trees[row.tree].segments[i] for i in trees[row.tree].path(row.segment)]
-        authors = [s.author for s in path for _ in s.token_ids]
-        observed = [a == "environment" for a in authors]
-        assert batch.is_environment[number, : len(authors)].tolist() == observed
-        own = [a == "policy" for a in authors]
-        assert batch.is_own[number, : len(authors)].tolist() == own
 
 
 # Faults ------------------------------------------------------------------------------------------
@@ -394,18 +365,6 @@ def test_what_no_token_stands_for_is_the_environment_s_fault():
     assert all(s.turn <= 2 for s in tree.segments)
 
 
-class Word(str):
-    """Text of a class that only the environment knows."""
-
-
-def test_a_step_is_copied_into_plain_values():
-    given = Step(kind=Word("try"), observation=Word("a"), info={"pair": (1, 2)}, done=1)
-    step = check_environment_step(given, ("try",))
-    assert {type(step.kind), type(step.observation)} == {str}
-    assert step.info == {"pair": [1, 2]}
-    assert step.done is True
-
-
 def test_half_a_character_is_replaced_not_refused():
     """A model can write JSON that an environment decodes to half a character and repeats."""
     half = json.loads('"a\\ud83d"')
@@ -439,13 +398,6 @@ for _ in range(100_000):
 def test_nonsense_is_refused(step, says):
     with pytest.raises(ValueError, match=says):
         check_environment_step(step, ("try",))
-
-
-def test_a_plan_with_an_environment_needs_a_host():
-    with pytest.raises(ValueError, match="needs a host"):
-        sample_rollout_trees(
-            build_rollout_plan(spec()), [problem("a")], [1], Hashing(TEXTS), Characters()
-        )
 
 
 # Two queues --------------------------------------------------------------------------------------

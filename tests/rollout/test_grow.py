@@ -10,7 +10,6 @@ from rlx.plugin import Problem, WorkedExample
 from rlx.rollout import (
     NO_PARENT,
     build_rollout_plan,
-    find_spans,
     sample_rollout_trees,
 )
 from rlx.seeding import derive_seed
@@ -127,25 +126,6 @@ def test_without_a_template_a_turn_goes_on_where_the_one_before_stopped():
     assert [r.context for r in asked] == [first + tree.segments[a].token_ids for a in (1, 2, 3)]
 
 
-def test_completions_are_kept_as_they_came():
-    session = Hashing()
-    (tree,) = grown(two_turn, ["a"], [3], session)
-    for level, (requests, _) in enumerate(session.calls, start=1):
-        turns = [tree.segments[i] for i in tree.policy_segments if tree.segments[i].turn == level]
-        drawn = [(r.context, seed) for r in requests for seed in r.seeds]
-        for turn, (context, seed) in zip(turns, drawn, strict=True):
-            spec = two_turn.answer if level == 1 else two_turn.confidence
-            expected = session.complete(context, seed, spec)
-            assert turn.token_ids == expected.token_ids
-            assert turn.logprobs == expected.logprobs
-            assert turn.finish_reason == expected.finish_reason
-            assert turn.seed == seed
-            assert turn.text == Characters().read(turn.token_ids)[0]
-            names = spec.spans
-            ends = Characters().read(turn.token_ids)[1]
-            assert turn.spans == find_spans(turn.text, ends, names, first_turn=level == 1)
-
-
 @pytest.mark.parametrize("opened", [False, True])
 def test_a_turn_starts_inside_think_if_it_is_the_first_or_its_prompt_opens_it(opened):
     asked = two_turn.confidence.model_copy(update={"template": "sure?\n<think>\n"})
@@ -220,10 +200,6 @@ def test_more_generations_leave_those_before_as_they_were(few, more):
     assert a.segments[: 1 + few] == b.segments[: 1 + few]
     mine = {s.seed for s in a.segments if s.kind == "confidence"}
     assert mine <= {s.seed for s in b.segments if s.kind == "confidence"}
-
-
-def test_nothing_to_grow():
-    assert grown(two_turn, [], []) == []
 
 
 def test_a_sampler_that_forgets_a_completion_is_not_believed():

@@ -2,8 +2,6 @@
 
 from collections import Counter
 
-import pytest
-from pydantic import ValidationError
 from rows import each_row
 
 from rlx.plugin import Problem
@@ -82,21 +80,6 @@ def test_a_copy_has_other_levels():
         (1, 3, ("think", "answer")),
         (2, 0, ("confidence",)),
     ]
-
-
-@each_row(
-    ("levels", "reason"),
-    [
-        ((), "at least 1 item"),
-        ((ANSWER, ANSWER), "two levels have the kind 'answer'"),
-        (({**ANSWER, "kind": "failed"},), "means a failed turn"),
-        (({**ANSWER, "kind": "Big One"},), "match pattern"),
-        (({**ANSWER, "count": 0},), "greater than or equal to 1"),
-    ],
-)
-def test_kinds_are_names_and_each_has_one_level(levels, reason):
-    with pytest.raises(ValidationError, match=reason):
-        read(*levels)
 
 
 ANSWERED = "<think>2+3\n</think><answer>2+3</answer>"

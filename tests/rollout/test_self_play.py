@@ -1,6 +1,5 @@
 """Self-play: both players are the policy, each with a rollout and a view of its own."""
 
-from collections import Counter
 from typing import ClassVar
 
 import hypothesis.strategies as st
@@ -100,17 +99,6 @@ def test_a_player_reads_nothing_that_the_other_alone_was_shown():
     assert not [c for c in asked if all(card in "".join(map(chr, c)) for card in SECRETS)]
 
 
-def test_contexts_are_exactly_the_tokens_on_the_path():
-    session = Hashing(TEXTS)
-    trees = grown("ab", [1, 2], session)
-    asked = Counter(
-        (r.context, seed) for requests, _ in session.calls for r in requests for seed in r.seeds
-    )
-    turns = [(tree, tree.segments[i]) for tree in trees for i in tree.policy_segments]
-    assert asked == Counter((tree.token_ids(turn.parent), turn.seed) for tree, turn in turns)
-    assert set(asked.values()) == {1}
-
-
 def test_the_result_of_a_game_is_in_the_last_turn_of_both_and_one_wins():
     for first, second in zip(*[iter(grown("abc", [1, 2, 3]))] * 2, strict=True):
         for one, other in zip(first.rollouts, second.rollouts, strict=True):
@@ -142,12 +130,6 @@ def test_neither_order_nor_batch_mates_change_a_game(seeds, data):
     kept = data.draw(st.permutations(range(len(seeds))))[: data.draw(st.integers(1, len(seeds)))]
     apart = grown([names[i] for i in kept], [seeds[i] for i in kept])
     assert apart == [together[2 * i + player] for i in kept for player in (0, 1)]
-
-
-def test_a_player_has_at_most_max_turns():
-    trees = grown("abcdef", range(6), max_turns=2)
-    turns = [len(tree.turns(last)) for tree in trees for last in tree.rollouts]
-    assert max(turns) == 2
 
 
 def test_a_failure_ends_the_rollouts_of_both_players():

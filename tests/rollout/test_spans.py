@@ -75,11 +75,6 @@ def test_later_turns_do_not_start_inside_think():
     assert find_spans(text, ends, TAGS, first_turn=False) == {}
 
 
-def test_only_the_names_asked_for():
-    text, ends = cut("<think>", "a", "</think>", "<answer>", "b", "</answer>")
-    assert set(find_spans(text, ends, ["answer"])) == {"answer"}
-
-
 # The hull ----------------------------------------------------------------------------------------
 
 HULLS = {
@@ -135,21 +130,9 @@ def test_a_hull_covers_the_spans_that_follow_its_start(pieces):
 # Characters of several bytes ----------------------------------------------------------------------
 
 
-def test_every_byte_of_a_character_belongs_to_its_span():
-    data = "<answer>é</answer>".encode()
-    text, ends, _ = by_bytes(data, range(len(data)))
-    span = find_spans(text, ends, TAGS)["answer"]
-    assert span == Span((0, len(data)), (8, 10), "é")
-
-
 def test_the_first_byte_counts_where_the_turn_starts_inside_think():
     text, ends, _ = by_bytes("é</think>".encode(), range(10))
     assert find_spans(text, ends, TAGS)["think"] == Span((0, 10), (0, 2), "é")
-
-
-def test_the_end_token_adds_no_text_and_stays_outside():
-    text, ends = cut("<answer>", "1", "</answer>", "")
-    assert find_spans(text, ends, TAGS)["answer"].outer == (0, 3)
 
 
 letters = st.text("aé漢😀<>/", max_size=6)

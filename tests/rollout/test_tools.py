@@ -4,7 +4,7 @@ import json
 
 import pytest
 from rows import each_row
-from speech import Hashing
+from speech import Speaking
 
 from rlx.errors import SpecError
 from rlx.model.tokenizer import build_vocabulary_dialogue
@@ -206,14 +206,6 @@ def test_a_call_that_is_lost_costs_no_other():
     assert [step.done for step in steps] == [False, False, True]
 
 
-class Speaking(Hashing):
-    """A session whose texts are bytes."""
-
-    def tokens(self, text):
-        ids = (*BYTES.encode(text.rstrip("\0")), *(BYTES.end_ids[:1] if text[-1:] == "\0" else ()))
-        return ids, tuple(-n / 8 for n in range(len(ids)))
-
-
 def sample(seeds=(1, 2), **options):
     said = {"tools": list(TOOLS[:2]), "num_generations": 3, "max_turns": 3, "turn": {"spans": []}}
     spec = EnvironmentRolloutSpec.model_validate({**said, "system": "Be brief.", **options})
@@ -221,7 +213,7 @@ def sample(seeds=(1, 2), **options):
     problems = [Problem(id=f"p{n}", prompt=f"{n} figs?", fields={}) for n in range(len(seeds))]
     host = ToolHost(LocalHost(Tools(tools=TOOLS[:2])))
     plan = build_rollout_plan(spec)
-    return sample_rollout_trees(plan, problems, seeds, Speaking(texts), BYTES, host)
+    return sample_rollout_trees(plan, problems, seeds, Speaking(BYTES, texts), BYTES, host)
 
 
 def test_rollouts_show_the_tools_once_and_each_result_after_its_turn():
@@ -245,11 +237,6 @@ def test_rollouts_show_the_tools_once_and_each_result_after_its_turn():
             followed = [one for one in tree.segments if one.parent == at]
             assert bool(followed) == (segment.kind != "answer")
     assert seen == {"answer", "call", "invalid"}
-
-
-def test_rollouts_of_equal_seeds_are_equal_whatever_is_sampled_with_them():
-    together, alone = sample((1, 2)), sample((1,))
-    assert together[0] == alone[0]
 
 
 SPECS = {

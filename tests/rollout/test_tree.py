@@ -51,11 +51,6 @@ def test_a_parent_must_come_before_its_child(parent):
         RolloutTree(PROBLEM, (prompt(parent, 1),))
 
 
-def test_a_segment_cannot_be_its_own_parent():
-    with pytest.raises(TreeError, match="segment 1 of 'p0' names parent 1"):
-        RolloutTree(PROBLEM, (prompt(NO_PARENT, 1), turn(1, 2)))
-
-
 @each_row(
     ("change", "complaint"),
     [

@@ -103,11 +103,6 @@ def test_one_that_was_being_written_is_none(root):
     assert told(root) == ("step_000010", [])
 
 
-def test_without_any_there_is_none(tmp_path):
-    assert told(tmp_path) == (None, [])
-    assert told(tmp_path / "nowhere") == (None, [])
-
-
 def flip(path):
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1

@@ -2,22 +2,15 @@
 
 import math
 
-import bound
 import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 from trees import conversation
 
-from rlx.assignment import join_row_rewards
-from rlx.batch import build_token_batch
 from rlx.plugin import Problem
 from rlx.record.tracker import make_legal_key
-from rlx.reward import RewardEntry, RewardTable
 from rlx.rollout import NO_PARENT, RolloutTree, Segment
-from rlx.run.metrics import MOST_KEYS, MOST_VALUES, environment_figures, step_figures
-from rlx.spec import CreditSpec, LossSpec
-from rlx.step import assign_credit
-from rlx.train_batch import CreditRules, TokenStreams
+from rlx.run.metrics import MOST_KEYS, MOST_VALUES, environment_figures
 
 
 def one(*infos):
@@ -52,35 +45,6 @@ def test_two_rollouts_by_hand():
             "environment/info/answered": 1.0,
         }
     )
-
-
-def test_rewards_of_whole_rollouts_are_told_beside_those_of_turns():
-    tree = conversation(
-        [("query", "q", {}, "o"), ("answer", "a", {}, None)], [("answer", "b", {}, None)]
-    )
-    query, first, second = tree.policy_segments
-    turns = {(0, query): scored(valid=1.0), (0, first): {}, (0, second): {}}
-    whole = {(0, first): scored(right=1.0), (0, second): scored(right=0.0)}
-    table = RewardTable(turns, frozenset(), {}, whole)
-    batch = build_token_batch([tree])
-    train = assign_credit(
-        join_row_rewards(batch, [tree], table, batch.is_own),
-        TokenStreams(old_logprobs=batch.behaviour_logprobs),
-        CreditRules(
-            estimator=bound.estimator("grpo"),
-            credit=CreditSpec(),
-            loss=LossSpec(),
-            max_tokens={"turn": 2, "query": 2, "answer": 2},
-        ),
-    )
-    seconds = dict.fromkeys(("rollout", "reward", "train", "step"), 1.0)
-    found = step_figures([tree], table, train, None, None, seconds, "right", ("turn",))
-    assert (found["rewards/right/mean"], found["rewards/right/std"]) == (0.5, 0.5)
-    assert (found["rewards/valid/mean"], found["environment/turns"]) == (1.0, 1.5)
-
-
-def scored(**raw):
-    return {name: RewardEntry(name, value, 1.0, "scored") for name, value in raw.items()}
 
 
 def test_a_rollout_that_is_done_at_once_counts_and_a_plain_answer_has_no_environment():

@@ -20,8 +20,7 @@ def run(own_home):
 
 
 def test_the_expected_score_and_the_mass_of_the_values_are_curves(own_home, run):
-    with own_home.registry() as registry:
-        curves = registry.results.metrics(run)
+    curves = own_home.metrics(run)
     for (_, score), (_, mass) in zip(
         curves["train/expected_score"], curves["train/stated_mass"], strict=True
     ):

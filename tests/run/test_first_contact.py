@@ -7,7 +7,6 @@ from checkpoints import make_checkpoint
 from run_homes import QUIET
 
 from rlx.results import models
-from rlx.results.models import StepSeconds
 from rlx.run.loop import CONTACT_PROMPTS, MOST_CONTACT_PROMPTS
 
 SPEC = {
@@ -49,8 +48,7 @@ def submit(own_home, tmp_path):
         path.write_text(yaml.safe_dump(spec))
         done = own_home.rlx("submit", path, "--again", "-q", *arguments, sets=QUIET)
         run = own_home.run(own_home.json("runs")[0]["run"])
-        with own_home.registry() as registry:
-            events = {event.kind: event for event in registry.results.events(run.id)}
+        events = {event.kind: event for event in own_home.events(run.id)}
         return done, run, events
 
     return submit
@@ -113,15 +111,3 @@ def test_a_plan_tries_the_model_and_times_a_step_of_each_phase(
     lines = own_home.rlx("plan", path, "--try", 2).stdout
     assert "first contact: 2 problems" in lines
     assert "its update does not fit beside the sampler on one GPU" in lines
-
-
-def test_a_step_is_described_with_what_all_of_them_take():
-    seconds = StepSeconds("joint", 40, 12.34, 0.25, 7.41)
-    assert seconds.describe() == (
-        "a step of joint takes about 20 s here (sampling 12.3 s, scoring 0.25 s, update 7.41 s); "
-        "40 of them 13:20"
-    )
-    assert StepSeconds("joint", 2, 1.0, 0.0, None, "no token learns").describe() == (
-        "a step of joint takes about 1 s here (sampling 1 s, scoring 0 s, no token learns); "
-        "2 of them 00:02"
-    )

@@ -18,7 +18,8 @@ def levels(own_home):
     shutil.copy(SPEC, home.folder / "levels.yaml")
     run = home.submit("levels.yaml")
     bodies = [trees for _, trees, _ in home.bodies(run)]
-    return run, dict(zip(["two_level", "gae", "grpo", "prompt", "first"], bodies, strict=True))
+    names = ["two_level", "gae", "grpo", "prompt", "first", "scale", "renorm"]
+    return run, dict(zip(names, bodies, strict=True))
 
 
 def list_turns(tree):

@@ -9,15 +9,15 @@ import torch
 from rows import each_row
 
 from rlx.errors import EnvironmentFault, RegistryError, is_out_of_memory
-from rlx.launch.devices import (
-    NvidiaDriver as Nvidia,
-)
-from rlx.launch.devices import TorchBuild, diagnose_devices, list_visible_devices, torch_build
 from rlx.launch.failures import (
     convert_to_rlx_error,
     describe_error,
     is_disk_full,
 )
+from rlx.launch.machine import (
+    NvidiaDriver as Nvidia,
+)
+from rlx.launch.machine import TorchBuild, diagnose_devices, list_visible_devices, torch_build
 from rlx.sampler.draw import require_context_room
 from rlx.spec import TurnSpec
 from rlx_registry import DatabaseUnwritableError, SchemaError

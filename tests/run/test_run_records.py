@@ -12,8 +12,7 @@ ANSWERS, CONFIDENCES = 4, 4
 
 
 def test_every_step_has_its_metrics(finished, home):
-    with home.registry() as registry:
-        series = registry.results.metrics(finished.id)
+    series = home.metrics(finished.id)
     for name in (
         "rewards/accuracy/mean",
         "rewards/format/mean",
@@ -39,8 +38,7 @@ def test_every_step_has_its_metrics(finished, home):
 
 
 def test_metrics_agree_with_the_stored_rollouts(finished, home):
-    with home.registry() as registry:
-        series = registry.results.metrics(finished.id)
+    series = home.metrics(finished.id)
     for step, trees, _ in finished.bodies():
         turns = [s for tree in trees for s in tree["segments"] if s["kind"] == "answer"]
         raw = [r["raw"] for s in turns for r in s["rewards"] if r["name"] == "accuracy"]

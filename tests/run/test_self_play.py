@@ -121,8 +121,7 @@ def test_both_players_are_recorded_and_one_or_both_learn(own_home, finished):
         for first, second in zip(won[::2], won[1::2], strict=True):
             assert first + second <= 4  # at most one player wins each of four games
     assert seconds
-    with own_home.registry() as registry:
-        names = registry.results.metrics(finished.id)
+    names = own_home.metrics(finished.id)
     assert {"players/won/0", "players/won/1"} <= set(names)
 
 

@@ -56,8 +56,7 @@ def taught(own_home):
 
 
 def curves(home, run):
-    with home.registry() as registry:
-        found = registry.results.metrics(run.id)
+    found = home.metrics(run.id)
     return {name: dict(values) for name, values in found.items() if not name.startswith(BY_TIME)}
 
 

@@ -61,12 +61,11 @@ def test_keys_are_text_as_written():
 
 def test_knows_where_keys_and_values_stand():
     document = parse_yaml_document("a:\n  - b: 1\n    'c': [2,\n 3]\n", "t.yaml")
-    number = document.find(("a", 0, "b"))
-    key, number = number.key, number.position
+    number, key = document.places["a", 0, "b"]
     assert (key.line, key.column, key.width, key.text) == (2, 5, 1, "  - b: 1")
     assert (number.line, number.column, number.width) == (2, 8, 1)
-    assert str(document.find(("a", 0, "c")).key) == "t.yaml:3:5"
-    assert document.locate(("a", 0, "nowhere")) == document.find(("a", 0)).position
+    assert str(document.places["a", 0, "c"].key) == "t.yaml:3:5"
+    assert document.locate(("a", 0, "nowhere")) == document.places["a", 0].value
     assert document.locate(("nowhere",)) is None
 
 

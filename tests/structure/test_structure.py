@@ -5,14 +5,12 @@ import os
 import re
 import subprocess
 import sys
-from importlib.metadata import distribution
 from pathlib import Path
 
 import grimp
-import pyarrow
 import pytest
 
-from rlx_registry import Registry, write_body
+from rlx_registry import Registry
 
 ROOT = Path(__file__).parents[2]
 
@@ -34,23 +32,6 @@ def test_rooms_are_entered_by_their_doors():
         if importer != room and not importer.startswith(f"{room}.")
     ]
     assert past == [], "import these names from the room's __init__ instead"
-
-
-def test_platform_does_not_shadow_the_standard_library():
-    for root in ("platform", "plugins", "registry", "web"):
-        assert not list((ROOT / root).glob("*.py"))
-    assert not list((ROOT / "tests").rglob("__init__.py"))
-    code = "import platform; print(platform.python_version())"
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
-    assert re.fullmatch(r"3\.\d+\.\d+\S*\n", done.stdout)
-
-
-def test_one_distribution_offers_everything():
-    groups = {e.group for e in distribution("rlx").entry_points}
-    assert {"rlx.tasks", "rlx.rewards", "rlx.estimators", "rlx.masks"} <= groups
-    plugins = ("plugins/rlx_plugins", "plugins/rlx_gyms")
-    for package in ("platform/rlx", "registry/rlx_registry", "web/rlx_web", *plugins):
-        assert (ROOT / package / "py.typed").exists()
 
 
 RLCR = "experiments/rlcr.yaml"
@@ -110,15 +91,6 @@ def test_a_list_of_runs_does_not_import_what_describes_experiments(tmp_path):
     imported = list_imports("from rlx.cli import main; main(['runs'])", tmp_path)
     assert "rlx_registry.queries" in imported
     assert not {"pydantic", "rlx.spec", "numpy"} & imported
-
-
-def test_trees_are_read_without_pandas(tmp_path):
-    none = pyarrow.array([[]], pyarrow.list_(pyarrow.string()))
-    write_body(tmp_path / "b", pyarrow.table({"tree": [1], "segments": none, "rows": none}))
-    read = f"import rlx_registry; rlx_registry.read_trees({str(tmp_path / 'b')!r}, None, [1])"
-    imported = list_imports(read, tmp_path)
-    assert "pyarrow" in imported
-    assert "pandas" not in imported
 
 
 RANK = """

@@ -1,9 +1,8 @@
 """Every test of this folder is `system`; and runs for them, made through the command line.
 
 Starting a run costs far more than running one this small, so a few runs serve all tests: one that
-is followed to its end, and several at once in the same home: the same experiment on two ranks,
-whose follower is interrupted; one whose scorer fails; one that is stopped; and one that is stopped
-before it has begun.
+is followed to its end, and several at once in the same home: the same experiment, whose follower is
+interrupted; one whose scorer fails; one that is stopped; and one that is stopped before it begins.
 """
 
 import fcntl
@@ -13,14 +12,16 @@ import shutil
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 
+import psutil
 import pytest
 from guests import write_distribution
-from patience import LIMIT, signal_processes, stop_process, wait_until
+from patience import LIMIT, find_processes, signal_processes, stop_process, wait_until
 from run_homes import MIRRORED, RLCR, SMALL, ReadHome
 
-from rlx.launch import find_run_differences
 from rlx.progress import read_progress
 
 MAIN = "import sys; from rlx.cli import main; sys.exit(main())"
@@ -96,7 +97,7 @@ class Home(ReadHome):
         """Writes what the one distribution beside rlx offers, in place of what it offered."""
         write_distribution(self.folder / "guest", "rlx-guest", points, **modules)
 
-    def begin(self, *arguments, sets=(), rehearse=False):
+    def begin(self, *arguments, sets=(), rehearse=False, program=MAIN):
         """Starts `rlx` in a process group of its own, as a terminal does.
 
         Rehearsals are left out, since each submission would pay for importing torch.
@@ -105,7 +106,7 @@ class Home(ReadHome):
         if arguments[0] == "submit" and not rehearse:
             overrides.append("--no-rehearsal")
         return subprocess.Popen(
-            [sys.executable, "-c", MAIN, *map(str, arguments), *overrides],
+            [sys.executable, "-c", program, *map(str, arguments), *overrides],
             cwd=self.folder,
             env=self.environment,
             stdin=subprocess.DEVNULL,
@@ -130,16 +131,15 @@ class Home(ReadHome):
 
     def processes(self):
         """Every process that was started for this home, whoever its parent is now."""
-        mark = f"RLX_HOME={self.path}".encode()
-        return [pid for pid in pids() if mark in read(f"/proc/{pid}/environ").split(b"\0")]
+        return find_processes(self.path)
 
     def ranks(self, run_id):
         """Processes that train a run."""
-        mark, found = self.run(run_id).directory.encode(), []
+        mark, found = self.run(run_id).directory, []
         for pid in self.processes():
-            command = read(f"/proc/{pid}/cmdline").split(b"\0")
-            starts = b"torch.distributed.run" in command
-            found += [pid] if mark in command and not starts else []
+            with suppress(psutil.Error):
+                command = psutil.Process(pid).cmdline()
+                found += [pid] * (mark in command and "torch.distributed.run" not in command)
         return found
 
     def freeze(self, *stopped):
@@ -183,8 +183,7 @@ class Home(ReadHome):
         spread = {**SHORT_QUICK, "runner.launcher": launcher}
         runs = [self.submit("--again", yaml=QUICK, sets=sets) for sets in (SHORT_QUICK, spread)]
         assert [self.run(run).step for run in runs] == [3, 3]
-        with self.registry() as registry:
-            return list(find_run_differences(registry, *runs))
+        return self.differences(*runs)
 
     def stop(self, run_id, after=0):
         """Has a run stopped after so many steps; were it not frozen, it could be done before it is
@@ -205,7 +204,8 @@ class Home(ReadHome):
 
     def running(self):
         """Every process of this machine that has not ended."""
-        return list(find_parents())
+        found = psutil.process_iter(["status"])
+        return [p.pid for p in found if p.info["status"] != psutil.STATUS_ZOMBIE]
 
 
 def has_begun(progress):
@@ -227,33 +227,6 @@ def ended(process, seconds=LIMIT):
         stop_process(process)  # also closes its pipes, which a later test would be blamed for
         raise
     return subprocess.CompletedProcess(process.args, process.returncode, out, err)
-
-
-def pids():
-    return [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
-
-
-def read(path):
-    try:
-        return Path(path).read_bytes()
-    except (FileNotFoundError, ProcessLookupError, PermissionError):
-        return b""  # it has ended, or is not ours
-
-
-def below(pid):
-    """The descendants of a process."""
-    parents = find_parents()
-    found, above = [], {pid}
-    while above:
-        above = {p for p, parent in parents.items() if parent in above}
-        found += above
-    return found
-
-
-def find_parents():
-    """Of every process that has not ended, its parent; those that nobody has waited for have."""
-    stats = {pid: read(f"/proc/{pid}/stat").rpartition(b")")[2].split() for pid in pids()}
-    return {pid: int(stat[1]) for pid, stat in stats.items() if stat and stat[0] != b"Z"}
 
 
 # Every test here ---------------------------------------------------------------------------------
@@ -308,19 +281,10 @@ class Finished:
         self.home = home
         self.submitted = home.rlx("submit", home.yaml, sets=sets, rehearse=True)
         assert self.submitted.returncode == 0, self.submitted.stderr
-        self.status = home.json("status", "latest")
-        self.id = self.status["run"]
-        self.listed = home.json("runs")
-        self.record = home.run(self.id)
+        self.record = home.run("latest")
+        self.id = self.record.id
         self.root = Path(self.record.directory)
-        with home.registry() as registry:
-            events = registry.results.events(self.id)
-        (begun,) = [event.payload["path"] for event in events if event.kind == "warm_start"]
-        self.warm_start = home.path / begun
         wait_until("the supervisor to finish the mirror", lambda: not home.processes())
-
-    def bodies(self):
-        return self.home.bodies(self.record)
 
 
 @pytest.fixture(scope="session")
@@ -337,47 +301,30 @@ def own_finished(own_home):
 @pytest.fixture(scope="session")
 def others(home, finished):
     """Several runs at once; by the time they are given out, all have ended."""
-    long = {**SMALL, "name": "long", "phases.0.steps": 100_000}
-    started = home.rlx("submit", home.yaml, "--detach", sets=long)
-    twins = home.begin(
-        "submit", home.yaml, "--again", sets={**SMALL, "runner.ranks": 2, "name": "twins"}
-    )
-    both = wait_until("the twins", lambda: by_name(home, "twins"))["twins"]
-    wait_until("the twins to run", lambda: home.run(both).status == "running")
-    home.freeze(*(ranks := home.await_ranks(both)))
-    os.killpg(twins.pid, signal.SIGINT)
-    interrupted = ended(twins)
-    status_then = home.run(both).status
+    long = home.submit("-d", sets={**SMALL, "name": "long", "phases.0.steps": 100_000})
+    followed = home.begin("submit", home.yaml, "--again", sets={**SMALL, "name": "followed"})
+    left = wait_until("it to be recorded", lambda: by_name(home, "followed"))["followed"]
+    wait_until("it to run", lambda: home.run(left).status == "running")
+    home.freeze(*(ranks := home.await_ranks(left)))
+    os.killpg(followed.pid, signal.SIGINT)
+    interrupted = ended(followed)
+    status_then = home.run(left).status
     signal_processes(ranks, signal.SIGCONT)
-    guest = "{plugin: broken, turn: answer}"
-    failing = home.begin(
-        "submit", home.yaml, sets={**SMALL, "name": "failing", "rewards.turn.guest": guest}
-    )
-    named = wait_until("three runs", lambda: by_name(home, "twins", "failing", "long"))
+    guest = {"name": "failing", "rewards.turn.guest": "{plugin: broken, turn: answer}"}
+    failing = home.begin("submit", home.yaml, sets={**SMALL, **guest})
     early = {**SMALL, "seed": 1, "model.warm_start.steps": 100_000}  # it takes no step
     hasty = home.submit("-d", sets=early)
-    stopped_early = home.rlx("stop", hasty)
-
-    wait_until("the long run to train", lambda: home.run(named["long"]).step > 1)
-    pid = home.run(named["long"]).pid
-    family = [pid, *below(pid)]
-    stopped = home.rlx("stop", named["long"])
-    wait_until("the long run to stop", lambda: home.run(named["long"]).status == "stopped")
-
-    wait_until("the twins to end", lambda: home.run(named["twins"]).status != "running")
+    assert home.rlx("stop", hasty).returncode == 0
+    wait_until("the long run to train", lambda: home.run(long).step > 1)
+    pid = home.run(long).pid
+    family = [pid, *(p.pid for p in psutil.Process(pid).children(recursive=True))]
+    assert home.rlx("stop", long).returncode == 0
     failed = ended(failing)
     wait_until("every process to end", lambda: not home.processes())
-    return {
-        "named": named,
-        "started": started,
-        "stopped": stopped,
-        "hasty": hasty,
-        "stopped_early": stopped_early,
-        "family": family,
-        "interrupted": interrupted,
-        "status_then": status_then,
-        "failed": failed,
-    }
+    return SimpleNamespace(
+        long=long, left=left, hasty=hasty, failing=by_name(home, "failing")["failing"],
+        family=family, interrupted=interrupted, status_then=status_then, failed=failed,
+    )  # fmt: skip
 
 
 def by_name(home, *names):

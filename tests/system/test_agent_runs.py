@@ -3,13 +3,10 @@
 import os
 import shutil
 import signal
-from pathlib import Path
 
 import guests
 import pytest
 from engines import needs_vllm
-
-from rlx.launch import find_run_differences
 
 GUESS = guests.ROOT / "plugins" / "rlx-guess"
 SMALL = {
@@ -123,8 +120,7 @@ def test_a_run_that_is_killed_among_sessions_goes_on(home, unbroken):
         os.kill(pid, signal.SIGKILL)
     home.until(lambda: home.run(run).status == "finished", "it to finish")
     assert home.run(run).attempt == 2
-    with home.registry() as registry:
-        assert list(find_run_differences(registry, unbroken, run)) == []
+    assert home.differences(unbroken, run) == []
     home.until(lambda: not home.processes(), "every process to end")
     checked = home.rlx("check", run)
     assert checked.returncode == 0, checked.stdout
@@ -165,22 +161,7 @@ def test_an_agent_that_forks_its_history_trains(home, engine):
             assert authors == ["prompt", *4 * ["policy", "policy", "prompt", *3 * ["policy"]]]
             levels = [one["turn"] for one in tree["segments"]]
             assert levels == [0, *4 * [1, 1, 0, 2, 2, 1]]
-    with home.registry() as registry:
-        figures = registry.results.metrics(run)
+    figures = home.metrics(run)
     assert all(value > 0 for _, value in figures["train/grad_norm"])
     assert all(value <= 5e-5 for _, value in figures.get("sampler/drift", []))
     assert "all identities hold" in home.rlx("check", run).stdout
-
-
-def test_a_plan_runs_the_program(home):
-    done = home.rlx("plan", "agent.yaml", sets=SMALL)
-    assert done.returncode == 0, done.stderr
-    assert "groups with advantages: play" in done.stdout
-    broken = Path(home.folder / "agent.py").read_text().replace("def play(", "def plan(")
-    (home.folder / "broken.py").write_text(broken)
-    other = "{rollout.schedule: agent, rollout.function: broken.py:play}"
-    refused = home.rlx("plan", "agent.yaml", sets={**SMALL, "phases.0.set": other})
-    assert refused.returncode != 0
-    assert "rollout.function" in refused.stderr and "broken.py defines no play" in " ".join(
-        refused.stderr.split()
-    )

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import psutil
 import pytest
 from rows import each_row
-from speech import Hashing
+from speech import Speaking
 
 from rlx.agents import AgentHost, ProgramStarter
 from rlx.agents.programs import find_reason
@@ -24,18 +24,6 @@ POLICY = SimpleNamespace(
 )
 
 
-class Speaking(Hashing):
-    """Says something else after every context and seed."""
-
-    def __init__(self):
-        super().__init__([f"answer {n}" for n in range(50)], 4096)
-
-    def tokens(self, text):
-        end = DIALOGUE.end_ids[:1] if text.endswith("\0") else ()
-        ids = (*DIALOGUE.encode(text.removesuffix("\0")), *end)
-        return ids, tuple(-n / 8 for n in range(len(ids)))
-
-
 @pytest.fixture(autouse=True)
 def _programs(monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(HERE / "agents"))
@@ -44,7 +32,7 @@ def _programs(monkeypatch):
 def sample(problems, starter=None, **options):
     settings = {"function": "programs:play", "num_generations": 1, "max_turns": 4, "deadline": 20}
     spec = AgentRolloutSpec.model_validate({**settings, **options})
-    session = Speaking()
+    session = Speaking(DIALOGUE, [f"answer {n}" for n in range(50)], 4096)
     with nullcontext(starter) if starter else closing(ProgramStarter()) as starts:
         trees = sample_rollout_trees(
             build_rollout_plan(spec), problems, range(len(problems)), session, DIALOGUE,

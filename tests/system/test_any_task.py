@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from rlx.launch import find_run_differences
 from rlx.model import Vocabulary
 
 YAML = """\
@@ -71,24 +70,11 @@ def unbroken(own_home, english):
     return own_home.submit(yaml=english)
 
 
-def test_what_cannot_be_shown_is_refused_before_anything_is_recorded(own_home, english, unbroken):
-    before = len(own_home.json("runs"))
-    for sets, line in (
-        ({"model.tokenizer": "arithmetic"}, "no token for 'W'"),
-        ({"rollout.max_prompt_tokens": "null"}, "do not fit"),
-    ):
-        for verb in ("validate", "submit"):
-            done = own_home.rlx(verb, english, sets=sets)
-            assert done.returncode == 2 and line in done.stderr, done.stderr
-    assert len(own_home.json("runs")) == before
-
-
 def test_the_tokenizer_is_trained_and_long_prompts_are_counted(own_home, unbroken):
     folder = Path(own_home.run(unbroken).directory)
     trained = Vocabulary.load_folder(folder / "tokenizer")
     assert len(trained.encode("What is 7 plus one?")) <= 8
-    with own_home.registry() as registry:
-        metrics = registry.results.metrics(unbroken)
+    metrics = own_home.metrics(unbroken)
     dropped = [value for _, value in metrics["prompts/dropped"]]
     assert len(dropped) == 12 and sum(dropped) > 0
     exported = Vocabulary.load_folder(folder / "model")
@@ -98,8 +84,7 @@ def test_the_tokenizer_is_trained_and_long_prompts_are_counted(own_home, unbroke
 def test_the_loss_of_the_warm_start_is_a_curve(own_home, unbroken):
     (folder,) = (own_home.path / "cache" / "warm_start").iterdir()
     losses = json.loads((folder / "losses.json").read_text())
-    with own_home.registry() as registry:
-        curve = registry.results.metrics(unbroken)["warm_start/loss"]
+    curve = own_home.metrics(unbroken)["warm_start/loss"]
     assert curve == list(enumerate(losses, start=1))
     assert len(curve) == 5 and curve[-1][1] < curve[0][1]
 
@@ -108,8 +93,7 @@ def test_a_stopped_run_goes_on_with_the_same_problems(own_home, english, unbroke
     run_id = own_home.submit("-d", "--again", yaml=english)
     own_home.stop(run_id, after=3)
     assert own_home.rlx("resume", run_id, "-q").returncode == 0
-    with own_home.registry() as registry:
-        assert list(find_run_differences(registry, unbroken, run_id)) == []
+    assert own_home.differences(unbroken, run_id) == []
 
 
 def test_a_fork_has_the_tokenizer_of_its_checkpoint(own_home, english, unbroken):

@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 import pytest
-from patience import LIMIT
+from patience import LIMIT, find_processes
 
 from rlx.launch.failures import RESERVE_BYTES
 from rlx_registry import read_body
@@ -86,23 +86,10 @@ def mount(home, tmp_path):
 
     yield make
     for made in mounts:
-        for pid in under(made.environment["RLX_HOME"]):  # of a test that failed half-way
+        for pid in find_processes(made.environment["RLX_HOME"]):  # of a test that failed half-way
             os.kill(pid, signal.SIGKILL)
         made.holder.kill()
         made.holder.communicate()
-
-
-def under(home):
-    """Processes that work for a home."""
-    mark = f"RLX_HOME={home}".encode()
-    found = []
-    for entry in Path("/proc").iterdir():
-        try:
-            if entry.name.isdigit() and mark in (entry / "environ").read_bytes().split(b"\0"):
-                found.append(int(entry.name))
-        except OSError:
-            continue
-    return found
 
 
 def said(process):
@@ -138,7 +125,7 @@ def test_a_disk_that_fills_up_ends_the_run_with_the_reason(home, mount):
     assert "home has 3" in err, "32 MB is little"
     assert "✗ r-0001 failed: disk full: " in err
     assert "free some space, or set RLX_HOME" in err
-    home.until(lambda: not under(disk.environment["RLX_HOME"]), "every process to end")
+    home.until(lambda: not find_processes(disk.environment["RLX_HOME"]), "every process to end")
 
     # The disk is still full, but for the rest of the reserve.
     code, out, _ = said(disk.rlx("status", "latest", "--json"))
@@ -181,7 +168,6 @@ row = RolloutIndex(
 registry.results.add_rollouts(run.id, 1, path="x", sha256="x", bytes=1, statistics={}, index=[row])
 registry.transition(run.id, {"submitted"}, "failed", "long ago")
 """
-KILLED = "import os; os.kill(os.getpid(), 9)"
 
 
 def test_a_read_only_home_can_be_read_and_refuses_the_rest(home, mount):
@@ -197,17 +183,6 @@ def test_a_read_only_home_can_be_read_and_refuses_the_rest(home, mount):
         assert (code, out) == (4, "")
         assert "is on a read-only file system: set RLX_HOME to a writable folder" in err
         assert err.count("\n") == 1
-
-
-def test_a_read_only_home_whose_log_was_never_taken_in(home, mount):
-    disk = mount("8m")
-    with pytest.raises(AssertionError, match="-9"):
-        disk.python(FAILED_RUN + KILLED)
-    (disk.seen / "home" / "registry.db-shm").unlink()
-    disk.make_read_only()
-    code, _, err = said(disk.rlx("runs"))
-    assert code == 4
-    assert "read-only" in err
 
 
 # Plugins -----------------------------------------------------------------------------------------
@@ -234,20 +209,9 @@ def test_a_plugin_that_fails_in_the_ranks_ends_its_follower_with_3(own):
 # Interrupts --------------------------------------------------------------------------------------
 
 
-def started(own, *arguments, sets):
-    """`rlx`, as soon as its interpreter runs; `submit` without its rehearsal."""
-    overrides = [f"--set={path}={value}" for path, value in sets.items()]
-    overrides += ["--no-rehearsal"] if arguments[0] == "submit" else []
-    process = subprocess.Popen(
-        [sys.executable, "-c", UP, *map(str, arguments), *overrides],
-        cwd=own.folder,
-        env=own.environment,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
+def started(own, sets):
+    """`rlx submit`, as soon as its interpreter runs."""
+    process = own.begin("submit", own.yaml, sets=sets, program=UP)
     assert process.stdout.readline() == "up\n"
     return process
 
@@ -262,7 +226,7 @@ def runs_of(own):
 def test_an_interrupt_at_any_moment_leaves_no_run_without_its_supervisor(own):
     long = {**own.small, "phases.0.steps": 100_000}
     for seed, delay in enumerate((0.05, 0.2, 0.5, 1.0, 2.0, 4.0)):
-        process = started(own, "submit", own.yaml, sets={**long, "seed": seed})
+        process = started(own, {**long, "seed": seed})
         time.sleep(delay)  # scenario
         os.killpg(process.pid, signal.SIGINT)
         code, _, err = said(process)
@@ -282,7 +246,7 @@ def test_an_interrupt_at_any_moment_leaves_no_run_without_its_supervisor(own):
 
 def test_one_run_of_two_submissions_that_outlives_its_terminal(own):
     long = {**own.small, "phases.0.steps": 100_000}
-    pair = [started(own, "submit", own.yaml, sets=long) for _ in range(2)]
+    pair = [started(own, long) for _ in range(2)]
     own.until(lambda: any(p.poll() is not None for p in pair), "one to find the other")
     (idle,) = [p for p in pair if p.poll() is not None]
     (busy,) = [p for p in pair if p is not idle]

@@ -9,7 +9,7 @@ from rlx.launch import is_abandoned
 
 KILLER = """
 import json, os, signal, sys
-import rlx.launch.submission, rlx.cli.submit, rlx.discovery
+import rlx.launch.lifecycle, rlx.cli.submit, rlx.discovery
 from rlx.cli import main
 
 TOUCHES = ("open", "os.rename", "os.mkdir", "os.remove", "sqlite3.connect")

@@ -3,13 +3,11 @@
 import json
 import shutil
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from hub import open_hub
 
-import rlx
-from rlx.results.export import _copy_data, _write_text
+from rlx.results.export import _copy_data
 from rlx_registry import Registry
 
 EXPERIMENTS = Path(__file__).parents[2] / "experiments"
@@ -71,13 +69,6 @@ def test_copied_data_keep_the_digest_where_their_paths_are_free(tmp_path, monkey
     assert (folder / "sets" / "a.jsonl").read_text() == "sets/a.jsonl"
     (folder / "sets" / "a.jsonl").write_text("of another experiment")
     assert _copy_data("sets/a.jsonl", folder) == "data/a.jsonl"
-
-
-def test_a_card_says_which_model_the_training_needs():
-    spec = rlx.read(EXPERIMENTS / "smollm2_grpo.yaml").spec
-    run = SimpleNamespace(name="a", steps_total=1, seed=0, digest="d", plugins=[])
-    text = "\n".join(_write_text(run, spec.dump_resolved(), 1, [], []))
-    assert f"The training begins with {spec.model.path}, which is not part" in text
 
 
 def test_a_card_has_the_figures_of_every_tool(own_home, run, tmp_path):

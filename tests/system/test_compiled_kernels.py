@@ -8,22 +8,6 @@ from torch._inductor.runtime.cache_dir_utils import cache_dir, triton_cache_dir
 
 from rlx.launch.rank import KERNELS, keep_compiled_kernels
 
-TELLS = """
-from pathlib import Path
-
-from torch._inductor.runtime.cache_dir_utils import cache_dir
-
-from rlx.plugin import Mask
-
-class Tells(Mask):
-    implementation = "rlx_tells:select"
-    told: str = ""
-
-def select(batch, options):
-    Path(options.told).write_text(cache_dir())
-    return batch.is_own.clone()
-"""
-
 
 @pytest.fixture
 def cache(tmp_path, monkeypatch):
@@ -54,15 +38,3 @@ def test_without_a_cache_that_can_be_written_torch_chooses(cache, monkeypatch):
     monkeypatch.setattr(os, "access", lambda *_: False)  # another user's, or read-only
     keep_compiled_kernels()
     assert KERNELS not in os.environ
-
-
-def test_every_rank_of_a_run_keeps_its_kernels(own, tmp_path):
-    own.offer("[rlx.masks]\ntells = rlx_tells:Tells\n", rlx_tells=TELLS)
-    own.environment |= {"XDG_CACHE_HOME": str(tmp_path / "cache")}
-    own.environment.pop(KERNELS, None)  # this process's, whose imports have set it
-    told = tmp_path / "told"
-    done = own.rlx(
-        "submit", own.yaml, sets={**own.small, "mask": f"{{strategy: tells, told: {told}}}"}
-    )
-    assert done.returncode == 0, done.stderr
-    assert told.read_text() == str(tmp_path / "cache" / "rlx" / "inductor")

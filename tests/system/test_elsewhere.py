@@ -11,7 +11,6 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rlx.checkpoint import pin_checkpoint
-from rlx.launch import find_run_differences
 from rlx.plan import read_spec
 from rlx.spec.reading.diagnostics import InvalidSpec
 
@@ -37,13 +36,11 @@ def root(home, run_id):
 
 
 def events(home, run_id):
-    with home.registry() as registry:
-        return {e.kind: e.message for e in registry.results.events(run_id)}
+    return {e.kind: e.message for e in home.events(run_id)}
 
 
 def series(home, run_id):
-    with home.registry() as registry:
-        found = registry.results.metrics(run_id)
+    found = home.metrics(run_id)
     return {k: dict(v) for k, v in found.items() if not k.startswith("perf/")}
 
 
@@ -83,23 +80,12 @@ def test_two_ranks_take_the_steps_that_one_would_have_taken(own_home, first, sec
     assert f"continues from {first}@4, written by one rank under ZeRO stage 1" in told
 
 
-def test_what_records_and_checkpoints_took_is_recorded(own_home, first):
-    with own_home.registry() as registry:
-        took = {
-            k: dict(v) for k, v in registry.results.metrics(first).items() if k.startswith("perf/")
-        }
-    assert list(took["perf/record_s"]) == list(range(1, 9))
-    assert list(took["perf/checkpoint_s"]) == [2, 4, 6, 8]
-    assert all(0 < s < 60 for k in ("record", "checkpoint") for s in took[f"perf/{k}_s"].values())
-
-
 def test_a_run_on_two_ranks_that_is_stopped_goes_on_to_the_same_numbers(own_home, first, second):
     run_id = submit(own_home, "-d", "--again", **TWO, from_checkpoint=f"{first}@4")
     own_home.stop(run_id, after=6)
     assert own_home.rlx("resume", run_id, "-q").returncode == 0
     assert "continues after step" in events(own_home, run_id)["resumed"]
-    with own_home.registry() as registry:
-        assert list(find_run_differences(registry, second, run_id)) == []
+    assert own_home.differences(second, run_id) == []
 
 
 def test_a_fork_of_a_fork_needs_neither(own_home, second):

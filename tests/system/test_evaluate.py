@@ -8,8 +8,6 @@ from types import SimpleNamespace
 
 import pytest
 
-from rlx.model import build_policy
-from rlx.spec import TinyModelSpec
 from rlx_plugins.rlcr import parse_confidence
 
 EXPERIMENTS = Path(__file__).parents[2] / "experiments"
@@ -165,42 +163,6 @@ def test_a_checkpoint_that_is_gone_is_missed_by_those_that_are_there(own_home, o
     assert "drop --spec" in spec.stderr
 
 
-def test_the_suite_of_questions_to_a_graph(own_home, tmp_path):
-    small = TinyModelSpec(
-        tokenizer="world", hidden_size=32, layers=1, heads=1, kv_heads=1, intermediate_size=32
-    )
-    policy = build_policy(small, 0)
-    policy.model.save_pretrained(tmp_path / "model")
-    policy.tokenizer.save_pretrained(tmp_path / "model")
-    done = own_home.rlx(
-        "eval", tmp_path / "model", "--spec", EXPERIMENTS / "kg.yaml",
-        "--suite", EXPERIMENTS / "suites" / "kg.yaml",
-        "--problems", 4, "--samples", 2, "--json", "--pictures", tmp_path / "drawn",
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    sets = json.loads(done.stdout)["sets"]
-    assert len(sets) == 8
-    assert set(sets["three_hops"]["by_stratum"]) == {"hop3"}
-    for found in sets.values():
-        assert (found["problems"], found["n"], found["brier"]) == (4, 8, None), "none is stated"
-        assert "exact_match" in found["rewards"]
-    assert [path.name for path in sorted((tmp_path / "drawn").iterdir())] == [
-        "scaling.png",
-        "scaling.svg",
-    ]
-
-
-def test_the_experiments_own_sets_and_a_table(own_home, own_finished):
-    done = own_home.rlx("eval", own_finished.id, "--problems", 8, "--greedy", "--no-record")
-    assert done.returncode == 0, done.stderr
-    assert (
-        "suite own.problems-8.greedy, seed 0: one answer to every problem, the most likely tokens"
-        in done.stdout
-    )
-    assert "held_out" in done.stdout
-    assert "ECE, equal mass" in done.stdout
-
-
 @pytest.mark.parametrize(
     ("text", "says"),
     [
@@ -222,9 +184,3 @@ def test_a_suite_that_cannot_be_is_refused(own_home, own_finished, tmp_path, tex
     assert done.returncode == 2, done.stderr
     assert says in done.stderr
     assert "Traceback" not in done.stderr
-
-
-def test_what_was_trained_is_what_is_evaluated(own_home, own_finished):
-    done = own_home.rlx("eval", own_finished.id, "--set", "rewards.turn.accuracy.weight=2")
-    assert done.returncode == 2
-    assert "only runner, sampler may be changed here" in done.stderr

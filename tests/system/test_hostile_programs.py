@@ -11,7 +11,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from hostile_programs import ENDED, OUTPUT, TIME, list_hostile_programs
+from hostile_programs import ENDED, TIME, list_hostile_programs
 from patience import wait_until
 
 from rlx.plugin import Sample
@@ -137,8 +137,6 @@ def test_programs_that_read_stdin_cannot_reach_their_outputs(tmp_path):
         ("import os\nwhile True: os.fork()", rf"test 1 of 1: .*|{TIME}"),
         ("import os\nfor fd in range(3, 64):\n    try: os.write(fd, b'\\0' * 8)\n"
          "    except OSError: pass", r"unreadable value|test 1 of 1: .*"),
-        ("import os\nfor fd in range(3, 64):\n    try: os.write(fd, b'\\xff' * 8)\n"
-         "    except OSError: pass", OUTPUT),
         ("x = bytearray(1 << 40)", r"test 1 of 1: memory: more than 128 MiB"),
         ("import __main__\nraise SystemExit", "test 1 of 1: wrong output"),
     ]  # fmt: skip

@@ -10,14 +10,12 @@ from pathlib import Path
 
 import psutil
 import pytest
-from gyms_installed import need_library
 from speech import Characters, Hashing
 
 sys.path.insert(0, str(Path(__file__).parent))  # spawned workers inherit it
 
 from wandering_worlds import Live, Wandering
 
-from rlx.launch import find_run_differences
 from rlx.plugin import Problem
 from rlx.reward import RewardPool, SessionHost
 from rlx.rollout import LocalHost, build_rollout_plan, sample_rollout_trees
@@ -118,33 +116,3 @@ def test_one_that_cannot_be_replayed_costs_its_own_rollout(folder):
     # What is left open are the sessions whose processes were killed.
     left = {int(path.name.rsplit("-", 1)[1]) for path in (folder / "there").iterdir()}
     assert left <= set(host.killed)
-
-
-SMALL = {
-    "model.warm_start.steps": 20,
-    "rollout.prompts_per_step": 4,
-    "phases.0.steps": 3,
-    "runner.checkpoint.every": 1,
-    "evaluation.problems": 8,
-    "tracking.trackers": [],
-}
-LAKE = Path(__file__).parents[2] / "experiments" / "frozen_lake.yaml"
-
-
-def test_a_run_that_is_killed_among_sessions_goes_on(own_home):
-    need_library("gymnasium")
-    done = own_home.rlx("submit", LAKE, "-q", sets=SMALL)
-    assert done.returncode == 0, done.stderr
-    unbroken = done.stdout.split()[-1]
-    done = own_home.rlx("submit", LAKE, "-q", "-d", "--again", sets=SMALL)
-    assert done.returncode == 0, done.stderr
-    run = done.stdout.split()[-1]
-    ranks = own_home.await_ranks(run)
-    own_home.until(lambda: own_home.run(run).step >= 1, "it to train")
-    for pid in ranks:
-        os.kill(pid, signal.SIGKILL)
-    own_home.until(lambda: own_home.run(run).status == "finished", "it to finish")
-    assert own_home.run(run).attempt == 2
-    with own_home.registry() as registry:
-        assert list(find_run_differences(registry, unbroken, run)) == []
-    own_home.until(lambda: not own_home.processes(), "every process to end")

@@ -47,13 +47,6 @@ def original(own_home):
     return home
 
 
-def test_nothing_in_a_home_names_the_folder_that_it_is_in(original):
-    with closing(sqlite3.connect(original.path / "registry.db")) as database:
-        stored = [row for (row,) in database.execute("SELECT directory FROM rlx_run ORDER BY id")]
-    assert stored == ["runs/r-0001", "runs/r-0002"]
-    assert original.run("r-0001").directory == str(original.path / "runs" / "r-0001")
-
-
 def test_a_copy_leaves_the_original_alone(original, tmp_path):
     copy = tmp_path / "copy of it"
     shutil.copytree(original.path, copy)
@@ -97,20 +90,3 @@ def test_a_moved_home_goes_on(original, tmp_path):
         assert "rlcr" in client.page("/runs/r-0001").text
         assert "advantage" in client.page("/runs/r-0001/rollouts/1").text
     assert not copy.exists()
-
-
-def test_a_run_is_removed_from_mlflow(original, tmp_path):
-    copy = tmp_path / "home"
-    shutil.copytree(original.path, copy)
-    mlflow_run = original.run("r-0001").mlflow_run_id
-    (artifacts,) = (copy / "mlartifacts").glob(f"*/{mlflow_run}")
-    with at(original, copy) as home:
-        done = home.rlx("rm", "r-0001", "--yes")
-        assert done.returncode == 0, done.stderr
-        assert f"MLflow run {mlflow_run}" in done.stdout
-        assert "r-0001" not in home.rlx("runs").stdout
-    assert not artifacts.exists()
-    with closing(sqlite3.connect(copy / "mlflow.db")) as database:
-        query = "SELECT lifecycle_stage FROM runs WHERE run_uuid = ?"
-        assert database.execute(query, (mlflow_run,)).fetchone() == ("deleted",)
-    assert (original.path / "mlartifacts" / artifacts.relative_to(copy / "mlartifacts")).exists()

@@ -7,8 +7,6 @@ import tomllib
 from importlib.metadata import packages_distributions
 from pathlib import Path
 
-from packaging.specifiers import SpecifierSet
-
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 PACKAGES = PROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]
@@ -83,32 +81,3 @@ def test_every_example_is_in_the_wheel():
     }
     shipped = {f"experiments/{name}": f"rlx/examples/{name}" for name in names}
     assert target["force-include"] == examples | shipped
-
-
-def list_instructions(name):
-    """The arguments of every instruction of that name in the Containerfile."""
-    text = (ROOT / ".ci" / "Containerfile").read_text().replace("\\\n", " ")
-    return [line.split()[1:] for line in text.splitlines() if line.startswith(f"{name} ")]
-
-
-def test_the_container_image_copies_what_exists():
-    sources = [
-        source
-        for copy in list_instructions("COPY")
-        if "--from" not in copy[0]
-        for source in copy[:-1]
-    ]
-    assert [source for source in sources if not (ROOT / source).exists()] == []
-    built = {".ci/package_readme.py", "pyproject.toml", "README.md", "LICENSE", "experiments"}
-    assert built <= set(sources)
-    for package in PACKAGES:
-        assert {package, package.partition("/")[0]} & set(sources)
-
-
-def test_the_container_image_agrees_with_the_project():
-    base = dict(one.split("=", 1) for (one, *_) in list_instructions("ARG"))["BASE"]
-    assert re.search(r":([\d.]+)", base)[1] in SpecifierSet(PROJECT["project"]["requires-python"])
-    from rlx.cli.web import DASHBOARD_PORT
-
-    assert list_instructions("EXPOSE") == [[str(DASHBOARD_PORT)]]
-    assert list_instructions("USER") == [["rlx"]]

@@ -25,9 +25,11 @@ BEGUN = {
 def begun(tmp_path_factory):
     """A plugin of each kind, just begun."""
     into = tmp_path_factory.mktemp("begun")
-    for folder, kind in BEGUN.items():
-        name = folder.removeprefix("rlx-").replace("-", "_")
-        assert main(["plugins", "new", name, "--kind", kind, "--into", str(into)]) == 0
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(into)
+        for folder, kind in BEGUN.items():
+            name = folder.removeprefix("rlx-").replace("-", "_")
+            assert main(["plugins", "new", name, "--kind", kind]) == 0
     return into
 
 

@@ -17,7 +17,7 @@ from patience import find_free_port
 from pydantic import ValidationError
 from raylets import open_ray_cluster
 
-from rlx.launch import find_run_differences, list_packages
+from rlx.launch import list_packages
 from rlx.spec import RunnerSpec
 
 
@@ -83,8 +83,7 @@ def test_a_killed_node_is_replaced_and_the_numbers_are_those_of_one_machine(own_
     own_home.until(lambda: own_home.run(second).ended, "it to end")
     assert own_home.run(second).status == "finished", own_home.run(second).reason
     assert "was lost: it crashed, left or is unreachable" in reason
-    with own_home.registry() as registry:
-        assert list(find_run_differences(registry, first, second)) == []
+    assert own_home.differences(first, second) == []
     own_home.until(lambda: not own_home.processes(), "every process to end")
     assert not list_leftovers(own_home, second)
 

@@ -83,39 +83,3 @@ def test_a_release_is_a_commit_and_a_tag(tmp_path):
     (checkout / "notes.txt").write_text("")
     with pytest.raises(SystemExit, match=r"not committed:\n\?\? notes\.txt"):
         release.check_checkout(checkout, Version("99.2.0"))
-
-
-def test_the_changelog_keeps_its_text():
-    text = "# Changelog\n\n## Unreleased\n\n- One.\n\n## 1.0.0 (2026-01-01)\n\n- Zero.\n"
-    dated = release.date_changelog(text, Version("1.1.0"), "2026-02-03")
-    assert dated == text.replace("Unreleased", "1.1.0 (2026-02-03)")
-    with pytest.raises(SystemExit, match="the section '## Unreleased' is empty"):
-        release.date_changelog(text.replace("- One.\n", ""), Version("1.1.0"), "2026-02-03")
-    with pytest.raises(SystemExit, match="found no section"):
-        release.date_changelog("# Changelog\n", Version("1.1.0"), "2026-02-03")
-
-
-@pytest.mark.parametrize(
-    ("address", "refused"),
-    [
-        ("https://git.example.org/rlx/rlx", True),
-        ("https://rlx.example", True),
-        ("https://example.com/rlx", True),
-        ("https://forge.invalid/rlx", True),
-        ("https://forge.test-example.dev/rlx/example", False),
-    ],
-)
-def test_a_placeholder_address_is_not_uploaded(tmp_path, address, refused):
-    text = f'[project.urls]\nRepository = "{address}"\n'
-    (tmp_path / "pyproject.toml").write_text(text)
-    if refused:
-        with pytest.raises(SystemExit, match=r"project\.urls\.Repository is a placeholder"):
-            release.check_address(tmp_path)
-    else:
-        release.check_address(tmp_path)
-
-
-def test_uploading_needs_a_real_release(checkout, monkeypatch, capsys):
-    with pytest.raises(SystemExit):
-        run_release(monkeypatch, checkout, "99.1.0", "--upload")
-    assert "--upload needs --really" in capsys.readouterr().err

@@ -8,8 +8,6 @@ from pathlib import Path
 import pytest
 from patience import ForwardClock
 
-from rlx.launch import find_run_differences
-
 LONGER = {
     "phases.0.steps": 3,
     "phases.1.steps": 4,
@@ -37,13 +35,7 @@ def begin(home, **sets):
 
 
 def kinds(home, run_id):
-    with home.registry() as registry:
-        return [e.kind for e in registry.results.events(run_id)]
-
-
-def unlike(home, one, other):
-    with home.registry() as registry:
-        return list(find_run_differences(registry, one, other))
+    return [e.kind for e in home.events(run_id)]
 
 
 def checkpoints(home, run_id):
@@ -58,7 +50,7 @@ def test_a_stopped_run_has_a_checkpoint_of_its_last_step_and_goes_on(home, unbro
     assert checkpoints(home, run_id)[-1].name == f"step_{last:06d}"
     assert home.rlx("resume", run_id, "-q").returncode == 0
     assert "resumed" in kinds(home, run_id)
-    assert unlike(home, unbroken, run_id) == []
+    assert home.differences(unbroken, run_id) == []
     refused = home.rlx("resume", run_id)
     assert refused.returncode == 2
     assert "nothing to resume" in refused.stderr
@@ -77,7 +69,7 @@ def test_a_killed_rank_is_started_again_past_a_damaged_checkpoint(home, unbroken
     assert home.run(run_id).attempt == 2
     told = kinds(home, run_id)
     assert {"attempt_failed", "checkpoint_refused", "resumed"} <= set(told)
-    assert unlike(home, unbroken, run_id) == []
+    assert home.differences(unbroken, run_id) == []
 
 
 def make_pipe(path):
@@ -103,10 +95,9 @@ def test_a_run_that_hangs_is_ended_and_goes_on(home, unbroken, tmp_path, monkeyp
     home.until(shows_stacks, "the stacks in the log")
     pipe.unlink()
     home.until(lambda: home.run(run_id).status == "finished", "it to finish")
-    with home.registry() as registry:
-        told = [e.message for e in registry.results.events(run_id) if e.kind == "attempt_failed"]
+    told = [e.message for e in home.events(run_id) if e.kind == "attempt_failed"]
     assert len(told) == 1 and "no progress for 400 s" in told[0]
-    assert unlike(home, unbroken, run_id) == []
+    assert home.differences(unbroken, run_id) == []
 
 
 def test_adapted_beta_and_a_critics_values_are_rescored_to_the_bit(home, unbroken):
@@ -119,7 +110,7 @@ def test_adapted_beta_and_a_critics_values_are_rescored_to_the_bit(home, unbroke
 def test_what_differs_is_named(home, unbroken):
     short = {**home.brief, "phases.0.steps": 1, "phases.1.steps": 1, "seed": 1}
     other = home.submit(sets=short)
-    told = "\n".join(unlike(home, unbroken, other))
+    told = "\n".join(home.differences(unbroken, other))
     for said in ("metric ", "evaluation held_out", "of the rollouts of step 1 differs", "weights"):
         assert said in told
 

@@ -1,44 +1,16 @@
 """`rlx serve` as its users meet it: a server process, and OpenAI's own client."""
 
 import signal
-import socket
 import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 
 import openai
 import pytest
+from dashboards import START, serve
 from patience import wait_until
 from real_models import make_real_checkpoint
 
 TOKEN = "a-token-of-the-tests"
-START = "import sys; from rlx.cli import main; sys.exit(main(sys.argv[1:]))"
-
-
-def find_free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
-@contextmanager
-def start_server(*arguments):
-    """Yields the process, once it listens, and its port."""
-    port = find_free_port()
-    command = [sys.executable, "-c", START, "serve", *map(str, arguments), "--port", str(port)]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
-
-        def listens():
-            assert process.poll() is None, process.communicate()[1]
-            with socket.socket() as probe:
-                return probe.connect_ex(("127.0.0.1", port)) == 0
-
-        try:
-            wait_until("rlx serve to listen", listens)
-            yield process, port
-        finally:
-            process.kill()
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +21,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def served(folder):
-    with start_server(folder, "--token", TOKEN) as (process, port):
+    with serve("serve", folder, "--token", TOKEN) as (process, port):
         yield (
             process,
             openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key=TOKEN, max_retries=0),
@@ -129,9 +101,7 @@ def test_many_clients_at_once_and_some_that_leave(served, folder):
 
 
 def test_only_programs_of_this_machine_are_served_without_a_token(folder):
-    command = [sys.executable, "-c", START, "serve", str(folder)]
-    refused = subprocess.run(
-        [*command, "--no-token", "--host", "0.0.0.0"], capture_output=True, text=True, check=False
-    )
+    command = [*START, "serve", folder, "--no-token", "--host", "0.0.0.0"]
+    refused = subprocess.run(command, capture_output=True, text=True, check=False)
     assert refused.returncode == 2
     assert "only on this machine's own address" in refused.stderr

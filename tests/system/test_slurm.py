@@ -55,8 +55,7 @@ def submit(home, **sets):
 
 
 def job_of(home, run):
-    with home.registry() as registry:
-        given = [event.payload for event in registry.results.events(run) if event.kind == "slurm"]
+    given = [event.payload for event in home.events(run) if event.kind == "slurm"]
     return given[-1]["job"]
 
 

@@ -17,7 +17,6 @@ ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "plugins" / "rlx-example"
 GUESS = ROOT / "plugins" / "rlx-guess"
 RLCR = ROOT / "experiments" / "rlcr.yaml"
-MAIN = "import sys; from rlx.cli import main; sys.exit(main())"
 
 PYPROJECT = """\
 [build-system]
@@ -82,26 +81,10 @@ def installed_into(tmp_path_factory):
 
 
 @pytest.fixture
-def rlx(installed_into, tmp_path):
+def rlx(installed_into, own):
     """The command line, beside those distributions."""
-
-    def call(*arguments, sets=(), home=tmp_path / "home"):
-        overrides = [f"--set={path}={value}" for path, value in dict(sets).items()]
-        return subprocess.run(
-            [sys.executable, "-c", MAIN, *map(str, arguments), *overrides],
-            cwd=tmp_path,
-            env={
-                **os.environ,
-                "PYTHONPATH": str(installed_into),
-                "RLX_HOME": str(home),
-                "CUDA_VISIBLE_DEVICES": "",
-            },
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-        )
-
-    return call
+    own.environment["PYTHONPATH"] = str(installed_into)
+    return own.rlx
 
 
 # Rewards, an estimator and a mask ----------------------------------------------------------------
@@ -117,13 +100,6 @@ def test_all_are_listed_each_with_its_state(rlx):
     assert broken == "broken: ModuleNotFoundError: No module named 'nltk_is_not_here'"
     assert "needs rlx plugin API 2" in rows["modern", "rlx-new 0.3"]["state"]
     assert rows["countdown", "rlx-rival 0.3"]["state"] == "clash: say rlx-rival:countdown"
-
-
-@pytest.mark.parametrize("name", ["distinct", "consensus", "few_errors", "one_span"])
-def test_the_examples_plugins_keep_their_promises(name, rlx):
-    done = rlx("plugins", "check", name)
-    assert done.returncode == 0, done.stdout
-    assert "✓ matches its examples" in done.stdout or name == "one_span"
 
 
 @pytest.mark.parametrize("folder", [EXAMPLE, GUESS], ids=lambda path: path.name)
@@ -177,32 +153,12 @@ GAME = {
     "tracking.mlflow": "null",
     "rewards.turn.tidy": "{plugin: few_errors, key: wasted, turn: '*', weight: 0.1}",
 }
-CREDIT = {
-    "turn by turn": {"estimator": "{name: multiturn_grpo}"},
-    "by outcome": {"estimator": "{name: grpo}"},
-}
 
 
-def test_the_game_keeps_its_promises(rlx):
-    for name in ("guess", "guess.found", "guess.sensible"):
-        done = rlx("plugins", "check", name)
-        assert done.returncode == 0, done.stdout
-    done = rlx("plugins", "show", "guess")
-    assert "Its turns are guess, unclear." in done.stdout
-
-
-@pytest.fixture(scope="module")
-def players(tmp_path_factory):
-    """A home in which a warm start is made once."""
-    return tmp_path_factory.mktemp("players")
-
-
-@pytest.mark.parametrize("credit", CREDIT)
-def test_a_game_is_played_to_its_end(credit, rlx, players):
-    sets = {**GAME, **CREDIT[credit]}
-    done = rlx("submit", GUESS / "guess.yaml", "-q", sets=sets, home=players)
+def test_a_game_is_played_to_its_end(rlx, tmp_path):
+    done = rlx("submit", GUESS / "guess.yaml", "-q", sets=GAME)
     assert done.returncode == 0, done.stderr
-    with Registry.open(f"sqlite:///{players}/registry.db", read_only=True) as registry:
+    with Registry.open(f"sqlite:///{tmp_path}/home/registry.db", read_only=True) as registry:
         run = registry.run(done.stdout.strip())
         series = registry.results.metrics(run.id)
         suites = {(e.suite, e.step) for e in registry.results.evaluations(run.id)}
@@ -218,7 +174,7 @@ def test_a_game_is_played_to_its_end(credit, rlx, players):
         assert [step for step, _ in series[f"rewards/{name}/mean"]] == [1, 2, 3]
     assert max(value for _, value in series["environment/turns_max"]) == 3
     assert 0 < dict(series["environment/token_share"])[1] < 1
-    checked = json.loads(rlx("check", run.id, "--json", home=players).stdout)
+    checked = json.loads(rlx("check", run.id, "--json").stdout)
     assert checked["holds"] and not checked["unchecked"]
     counts = {identity["name"]: identity["checked"] for identity in checked["identities"]}
     assert counts["masks"] and counts["scores"]
@@ -227,34 +183,12 @@ def test_a_game_is_played_to_its_end(credit, rlx, players):
 # The three others --------------------------------------------------------------------------------
 
 
-def test_an_experiment_that_names_none_of_them_is_well_beside_them(rlx):
-    done = rlx("validate", RLCR)
-    assert done.returncode == 0, done.stderr
-    assert ": ok" in done.stdout
-
-
 @pytest.mark.parametrize(
     ("plugin", "says"),
     [
-        (
-            "wordy",
-            (
-                "error: reward plugin 'wordy' failed to import",
-                "cause: ModuleNotFoundError: No module named 'nltk_is_not_here'",
-                "`import nltk_is_not_here`",
-                "from rlx-broken 0.3 (entry point 'rlx_broken:score')",
-                "the plugin is at fault, not the spec: `pip install nltk_is_not_here`",
-                "full traceback: `RLX_DEBUG=1 rlx plugins show wordy`",
-            ),
-        ),
-        ("modern", ("error: reward plugin 'modern' needs rlx plugin API 2; this is rlx",)),
-        (
-            "countdown",
-            (
-                "error: reward plugin 'countdown' is provided by rlx 0.1.0 and rlx-rival 0.3",
-                "choose one: 'rlx:countdown' or 'rlx-rival:countdown'",
-            ),
-        ),
+        ("wordy", "from rlx-broken 0.3 (entry point 'rlx_broken:score')"),
+        ("modern", "error: reward plugin 'modern' needs rlx plugin API 2; this is rlx"),
+        ("countdown", "choose one: 'rlx:countdown' or 'rlx-rival:countdown'"),
     ],
 )
 def test_each_stops_the_experiments_that_name_it(plugin, says, rlx, tmp_path):
@@ -262,8 +196,7 @@ def test_each_stops_the_experiments_that_name_it(plugin, says, rlx, tmp_path):
     for verb in ("validate", "submit"):
         done = rlx(verb, RLCR, sets=sets)
         assert done.returncode == 3
-        for text in says:
-            assert text in done.stderr
+        assert says in done.stderr
     assert not (tmp_path / "home" / "registry.db").exists(), "a refused experiment was recorded"
 
 

@@ -8,7 +8,6 @@ from pathlib import Path
 
 from patience import find_free_port, stop_process, wait_until
 
-from rlx.launch import find_run_differences
 from rlx.plugin import Action, ToolCall
 from rlx.reward import PooledHost, RewardPool
 from rlx.rollout import ToolHost
@@ -87,8 +86,7 @@ def test_a_stopped_run_goes_on_to_the_same_numbers_and_a_server_gives_the_same_r
     stopped = home.submit("-d", "--again", yaml=shop, sets=sets)
     home.stop(stopped, after=1)
     assert home.rlx("resume", stopped, "-q").returncode == 0
-    with home.registry() as registry:
-        assert list(find_run_differences(registry, unbroken, stopped)) == []
+    assert home.differences(unbroken, stopped) == []
     by_functions = dict(list_results(home, unbroken))
     by_server = dict(list_results(home, home.submit(yaml=served, sets=sets)))
     assert by_functions

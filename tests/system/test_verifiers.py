@@ -91,7 +91,7 @@ for line in sys.stdin:
 def test_a_process_that_misbehaves_is_named_and_started_again(tmp_path, action, says):
     program = tmp_path / "program.py"
     program.write_text(SERVES.replace("ACTION", repr(action)))
-    process = TasksetProcess(TasksetSource(sys.executable, "sums", "{}", 9), program)
+    process = TasksetProcess(TasksetSource(sys.executable, "sums", "{}"), program)
     try:
         for _ in range(2):
             with pytest.raises(RemoteFault, match=says):

@@ -75,20 +75,6 @@ def by_hash(sample):
     return float(hash(sample.response) % 1000)
 
 
-@reward(examples=[Example(name="gold", sample=said("one two"), value=2.0)])
-def scribbles(sample):
-    """Keeps its notes in the problem."""
-    sample.problem["words"].extend(sample.response.split())
-    return 2.0
-
-
-@reward(scope="group")
-def sorts(samples):
-    """Sorts the list that it was given."""
-    samples.sort(key=lambda sample: sample.response)
-    return [1.0 for _ in samples]
-
-
 @reward(examples=[Example(name="gold", sample=said("7"), value=7.0)])
 def trusting(sample):
     """Takes every response for a number."""

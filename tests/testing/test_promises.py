@@ -112,8 +112,6 @@ def test_a_bad_reward_breaks_the_right_promise(subtests):
         (bad.by_chance, "repeats its verdicts"),
         (bad.by_count, "repeats its verdicts"),
         (bad.by_hash, "repeats its verdicts"),
-        (bad.scribbles, "does not modify samples"),
-        (bad.sorts, "does not modify samples"),
         (bad.trusting, "tolerates hostile text"),
         (bad.beyond_its_range, "keeps within its value_range"),
         (bad.by_position, "ignores the order of samples"),

@@ -18,12 +18,12 @@ PAGES = [
     "/runs/r-0001",
     "/runs/r-0002",
     "/runs/r-0001/rollouts/3",
-    "/runs/r-0001/rollouts/3?problem=p0 plain&against=1",
+    "/runs/r-0001/rollouts/3?problem=p0 plain",
     "/runs/r-0001/rollouts/3/0",
 ]
 ANSWERS = [
     *PAGES, "/.json", "/runs/r-0001.json", "/live.json", "/runs/1/live.json",
-    "/runs/1/curves.json", "/runs/1/sections.json", "/static/chart.js", "/static/style.css",
+    "/runs/1/curves.json", "/static/chart.js", "/static/style.css",
     "/openapi.json", "/runs/1/rollouts", "/runs/r-0009", "/runs/r-0009.json", "/none", "/static/no",
     "/?page=x", "/docs", "/redoc",
 ]  # fmt: skip
@@ -125,16 +125,6 @@ def test_without_the_token_nothing_is_told(guarded):
     assert found == dict.fromkeys(found, 401)
 
 
-def test_with_the_token_as_a_bearer(guarded):
-    for path in ("/", "/.json", "/static/chart.js"):
-        for name, value in (
-            ("Authorization", f"Bearer {TOKEN}"),
-            ("authorization", f"bearer {TOKEN}"),
-        ):
-            assert guarded.get(path, headers={name: value}).status_code == 200, path
-        assert guarded.get(path).status_code == 401, "that left no cookie"
-
-
 def test_a_visit_with_the_token_leaves_a_cookie_and_takes_it_out_of_the_address(guarded):
     first = guarded.get(f"/?token={TOKEN}&q=x")
     assert first.status_code == 303
@@ -144,13 +134,6 @@ def test_a_visit_with_the_token_leaves_a_cookie_and_takes_it_out_of_the_address(
     assert guarded.get("/").status_code == 200
     assert guarded.get("/static/chart.js").status_code == 200
     assert guarded.get("/?token=wrong").status_code == 401, "a wrong one is no right one"
-
-
-def test_what_else_is_in_the_cookies_changes_nothing(guarded):
-    for odd in ("a/b=1", 'x={"a":1}', "foo[bar]=1", "rlx_token_9=other", "="):
-        assert guarded.get("/", headers={"Cookie": odd}).status_code == 401
-        good = {"Cookie": f"{odd}; rlx_token_8711={TOKEN}"}
-        assert guarded.get("/", headers=good).status_code == 200
 
 
 def test_the_rest_of_an_address_stays_and_it_is_ours(guarded):
@@ -170,12 +153,6 @@ def test_numbers_beyond_all_registries_are_refused(plain):
                 found = plain.get(path + form)
                 assert found.status_code == 422, path[:60] + form
                 assert found.headers["content-security-policy"]
-
-
-def test_the_head_of_a_page_is_there(plain):
-    whole = plain.get("/")
-    head = plain.request("HEAD", "/")
-    assert (head.status_code, head.content) == (whole.status_code, b"")
 
 
 def test_a_page_of_another_server_of_this_host_is_refused(guarded):

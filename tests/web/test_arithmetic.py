@@ -16,9 +16,6 @@ import rlx_web
 from rlx_web.text import (
     BLANK,
     HIDDEN,
-    build_sparkline_points,
-    format_byte_size,
-    format_duration,
     format_figure,
     get_heat_class,
     render_visible_text,
@@ -101,12 +98,6 @@ def test_the_nearest_value_and_of_two_as_near_the_earlier():
 
 
 @needs_node
-def test_the_axis_of_a_constant_curve_is_around_it():
-    found = node("chart.js", "given.map(m.around)", [0, 0.5, -3, 20])
-    assert found == [[-1, 1], [0.45, 0.55], [-3.3, -2.7], [18, 22]]
-
-
-@needs_node
 def test_news_go_behind_and_a_step_again_replaces_itself():
     given_ = [[old, new] for old, new in zip(curves(9), reversed(curves(9)), strict=True)]
     found = node("chart.js", "given.map(([a, b]) => m.merged(a, b))", given_)
@@ -131,12 +122,6 @@ def test_text_is_made_visible_as_on_the_server():
     given_ = [*ODD, UNSEEN, BESIDE]
     found = node("chart.js", "given.map(m.visible)", given_)
     assert found == [render_visible_text(text, "⏎\n") for text in given_]
-
-
-@needs_node
-def test_stretches_of_time_are_written_as_on_the_server():
-    seconds = [None, 0, 0.4, 59, 60, 90, 3599, 3600, 86399, 86400, 1e6]
-    assert node("live.js", "given.map(m.lasting)", seconds) == [format_duration(s) for s in seconds]
 
 
 @needs_node
@@ -173,23 +158,3 @@ def test_what_cannot_be_seen_is_named():
     assert render_visible_text(text) == (
         "␀␛␡⟨U+0085⟩⟨U+202E⟩⟨U+2069⟩⟨U+200B⟩⟨U+D800⟩⟨U+E0041⟩⟨U+2028⟩"
     )
-
-
-def test_letters_that_are_drawn_as_nothing_are_named():
-    assert render_visible_text(UNSEEN) == "".join(f"⟨U+{ord(c):04X}⟩" for c in UNSEEN)
-    assert render_visible_text(BESIDE) == BESIDE
-
-
-def test_a_sparkline_fills_its_frame():
-    assert build_sparkline_points([(0, 1.0), (10, 3.0), (20, 2.0)]) == "2.0,18.0 48.0,2.0 94.0,10.0"
-    assert build_sparkline_points([(7, 1.0)]) == "2.0,10.0"
-    assert build_sparkline_points([(0, 5.0), (1, 5.0)]) == "2.0,10.0 94.0,10.0"
-
-
-def test_sizes_and_stretches():
-    assert [format_byte_size(n) for n in (None, 0, 1023, 1024, 2**20 * 1.5, 2**40 * 3)] == [
-        "0 B", "0 B", "1023 B", "1.0 KiB", "1.5 MiB", "3.0 TiB",
-    ]  # fmt: skip
-    assert [format_duration(s) for s in (None, 5, 90, 5400, 2 * 86400)] == [
-        "—", "5 s", "1.5 min", "1.5 h", "2.0 d",
-    ]  # fmt: skip

@@ -2,9 +2,7 @@
 
 import json
 import math
-import sqlite3
 import struct
-from contextlib import closing
 from statistics import fmean, stdev
 
 import pyarrow as pa
@@ -85,14 +83,6 @@ def test_the_page_has_a_box_and_a_colour_for_every_token(plain):
     ]
 
 
-def test_channels_are_those_that_the_row_has_each_with_its_largest_size(plain):
-    data = plain.twin(f"{STEP}/0")
-    found = {c["name"]: c["largest"] for c in data["channels"]}
-    assert set(found) == set(CHANNELS.values()) - {"values"}
-    for name, largest in found.items():
-        assert largest == max(abs(line[name]) for line in data["lines"] if name in line)
-
-
 def test_what_its_advantage_starts_from(plain, known):
     index = known.results.rollout_index("1", 3)
     for number in ROWS:
@@ -117,13 +107,6 @@ def check_group(plain, index, number):
     assert f"Advantage {own.advantage:+.3g}" in text
     assert f"Mean of its group {fmean(rewards):.4g}" in text
     assert ("rewards of its group are equal" in text) == group["alike"]
-
-
-def test_an_absent_reward_is_no_zero(plain):
-    data, text = plain.twin(f"{STEP}/3"), plain.page(f"{STEP}/3").cells()
-    assert data["row"]["reward"] is None and data["group"]["above"] is None
-    assert data["group"]["mean"] == 0.91, "it has no part in the mean"
-    assert "Reward — Mean of its group 0.91 Above the mean — σ of its group —" in text
 
 
 def test_rewards_of_its_turns_and_of_the_whole(plain):
@@ -206,17 +189,6 @@ def test_a_body_without_the_texts_of_tokens_shows_their_numbers(own):
     assert "first plain" in client.page(STEP).text
 
 
-def test_beta_is_that_of_a_kl_in_the_reward(own, tmp_path):
-    client = own(lambda body: body)
-    assert client.twin(f"{STEP}/0")["beta"] == 0.125
-    assert "β of KL" in client.page(f"{STEP}/0").text
-    with closing(sqlite3.connect(tmp_path / "registry.db")) as registry, registry:
-        path = "$.credit.use_kl_in_reward"
-        registry.execute("UPDATE rlx_run SET spec = json_set(spec, ?, json('false'))", (path,))
-    assert client.twin(f"{STEP}/0")["beta"] is None
-    assert "β of KL" not in client.page(f"{STEP}/0").text
-
-
 def spoiled(body):
     records = body.to_pylist()
     row = records[0]["rows"][0]
@@ -278,14 +250,3 @@ def test_a_body_from_elsewhere_that_is_no_tree_is_named(own):
         assert "first plain" in client.page(STEP).text, "its previews are shown"
         refused = client.get(f"{STEP}/0.json")
         assert refused.status_code == 404 and why in refused.json()["error"]["message"]
-
-
-def test_a_row_that_its_body_lacks(own):
-    def without(body):
-        records = body.to_pylist()
-        records[0]["rows"] = records[0]["rows"][1:]
-        return pa.Table.from_pylist(records, schema=body.schema)
-
-    response = own(without).get(f"{STEP}/0.json")
-    assert response.status_code == 404
-    assert "does not have row 0" in response.json()["error"]["message"]

@@ -36,7 +36,7 @@ PAGES = [
     "/runs/r-0001/rollouts/3/3",
     "/runs/r-0001/rollouts/3/6",
 ]
-POLLED = ["/live.json", "/runs/2/live.json", "/runs/1/sections.json"]
+POLLED = ["/live.json", "/runs/2/live.json"]
 NEVER = {"Cc", "Cf", "Zl", "Zp", "Cs", "Co", "Cn"}
 FIELDS = 20
 """At least so many values of the twins of all pages are the text, or have it in them."""

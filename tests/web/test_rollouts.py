@@ -8,7 +8,6 @@ from pages import Page, dashboard
 from shown import SILENT, shown, submit
 
 from rlx_registry import Registry, RolloutIndex
-from rlx_web.pages.rollouts import find_reward_range
 
 STEP = "/runs/r-0001/rollouts/3"
 
@@ -50,13 +49,6 @@ def test_a_tree_is_what_was_sampled(plain, known):
         assert said in text, said  # prompts as the model read them, token by token
 
 
-def test_confidences_hang_below_their_answer_alone(plain):
-    page = plain.page(STEP)
-    depth = {dict(said).get("id"): depth for depth, tag, said in page.shape if tag == "li"}
-    assert depth["row-3-2"] == depth["row-3-0"] + 2 == depth["row-3-5"]
-    assert depth["row-3-6"] == depth["row-3-0"]
-
-
 def test_the_turns_of_a_chain_stand_in_their_order(plain):
     said = by_row(plain.twin(STEP))[6]["said"]
     assert [(s["author"], s["kind"], s["turn"], s["text"]) for s in said] == [
@@ -82,15 +74,6 @@ def test_rewards_by_component_and_why_one_failed(plain):
         assert said in text, said
 
 
-def test_what_is_absent_is_not_zero(plain):
-    rows = by_row(plain.twin(STEP))
-    assert rows[3]["reward"] is None
-    assert rows[3]["entries"][0]["part"] is None
-    text = plain.page(STEP).cells()
-    assert "brier plain absent broken plain" in text
-    assert "reward — advantage" in text
-
-
 def test_the_length_of_a_bar_is_the_reward_on_one_scale_for_the_page(plain):
     data, page = plain.twin(STEP), plain.page(STEP)
     low, high = data["reward_range"]
@@ -109,16 +92,6 @@ def test_the_length_of_a_bar_is_the_reward_on_one_scale_for_the_page(plain):
         if entry["counts"] and (entry["part"] or 0) > 0 and row["reward"] is not None
     ]
     assert drawn == pytest.approx(sum(parts), abs=0.01)
-
-
-def test_the_range_of_rewards():
-    row = {"entries": [], "reward": None, "below": []}
-    scored = {"counts": True, "part": 2.0}
-    parts = {"entries": [scored, {**scored, "part": -0.5}, {**scored, "counts": False}]}
-    assert find_reward_range([]) == find_reward_range([row]) == (0, 0)
-    assert find_reward_range([{**row, "reward": -3.0}]) == (-3, 0)
-    assert find_reward_range([{**row, "below": [{**row, **parts}]}]) == (-0.5, 2)
-    assert find_reward_range([{**row, "reward": float("inf")}]) == (0, 0)
 
 
 def rects(page: Page):
@@ -159,7 +132,7 @@ FILTERS = {
     "text=_": [],
     "problem=p1 plain": [1],
     "problem=p1": [],
-    "low=&high=&turn=&failed=0&text=&problem=&against=": [0, 1, 2, 3, 4, 5],
+    "low=&high=&turn=&failed=0&text=&problem=": [0, 1, 2, 3, 4, 5],
 }
 """The trees that each filter leaves, of which four are on the first page."""
 
@@ -202,26 +175,6 @@ def test_steps_one_after_the_other(plain):
             303,
             f"/runs/r-0001/rollouts/{given}",
         )
-
-
-def test_the_same_problem_at_two_steps_side_by_side(plain):
-    data = plain.twin(f"{STEP}?problem=p0 plain&against=1")
-    assert data["problem_steps"] == [1, 2, 3]
-    assert [t["tree"] for t in data["trees"]] == [t["tree"] for t in data["beside"]["trees"]] == [0]
-    now, then = by_row(data)[0], data["beside"]["trees"][0]["rows"][0]
-    assert now["advantage"] != then["advantage"]
-    page = plain.page(f"{STEP}?problem=p0 plain&against=1")
-    assert {"row-3-0", "row-1-0"} <= set(page.values("id"))
-    assert "/runs/r-0001/rollouts/1/0" in page.values("href")
-    alone = plain.twin(f"{STEP}?problem=p0 plain")
-    assert alone["beside"] is None
-    assert plain.get(f"{STEP}?problem=p0 plain&against=9").status_code == 404
-
-
-def test_what_was_said_of_the_batch(plain):
-    statistics = {"phase": "plain", "beta": 0.125, "note": "plain"}
-    assert plain.twin(STEP)["statistics"] == statistics
-    assert '"beta": 0.125' in plain.page(STEP).text
 
 
 @pytest.fixture
@@ -281,9 +234,3 @@ def test_rows_whose_parent_is_not_there_stand_at_the_top(empty, registry):
     assert [v for v in page.values("id") if v.startswith("row")] == [f"row-1-{n}" for n in range(6)]
     assert "r-0001 has no folder" in page.text
     assert "trained on no rows" in empty.page("/runs/1/rollouts/2").text
-
-
-def test_a_step_or_row_that_is_not_there(plain):
-    for path in ("/runs/1/rollouts/9", f"{STEP}/77"):
-        assert plain.get(path).status_code == 404, path
-        assert plain.get(f"{path}.json").json()["error"]["status"] == 404, path

@@ -41,16 +41,6 @@ def test_the_headline_is_the_curve_of_the_newest_run_that_has_one(empty, registr
     assert empty.twin("/")["groups"][0]["headline"]["name"] == "rewards/accuracy/mean"
 
 
-def test_nothing_recorded_is_a_dash_and_no_zero(empty, registry):
-    submit(registry)
-    (group,) = empty.twin("/")["groups"]
-    assert group["headline"] is None
-    assert group["figures"]["ece"] == {"mean": None, "low": None, "high": None, "n": 0}
-    assert group["runs"][0]["figures"] == {"accuracy": None, "brier": None, "ece": None}
-    assert "0/" not in empty.page("/").text
-    assert empty.twin("/")["figures"] == {} and "—" not in empty.page("/").text
-
-
 def test_seeds_are_folded_into_mean_and_students_interval(empty, registry):
     for digest, values in (
         ("a", [0.25, 0.5]),
@@ -81,19 +71,6 @@ def test_what_is_folded(empty, registry):
     assert group["figures"]["accuracy"] == {"mean": 0.5, "low": None, "high": None, "n": 1}
     assert group["runs"][0]["figures"]["accuracy"] == {"step": 0, "value": 0.01}
     assert "(0.01)" in empty.page("/").text
-
-
-def test_one_experiment_is_one_group_whatever_else_bears_its_name(empty, registry):
-    submit(registry, 0, digest="a")
-    submit(registry, 1, digest="b")
-    submit(registry, 2, digest="a")
-    submit(registry, 0, digest="a", name="other")
-    groups = empty.twin("/")["groups"]
-    assert [(g["name"], g["digest"][0], g["seeds"]) for g in groups] == [
-        ("other", "a", [0]),
-        ("rlcr", "a", [0, 2]),
-        ("rlcr", "b", [1]),
-    ]
 
 
 def test_only_a_group_in_which_something_goes_on_is_open(empty, registry):
@@ -189,15 +166,6 @@ def test_a_silent_run_is_lost(empty, registry):
         live = empty.get("/live.json").json()
         assert live["statuses"] == {"lost": lost}
         assert live["runs"][0]["status"] == "lost"
-
-
-def test_what_is_asked_again_and_again_is_about_what_goes_on(empty, registry):
-    submit(registry)
-    going = submit(registry, 1, status="running", accuracy=0.5)
-    live = empty.get("/live.json").json()
-    assert [run["id"] for run in live["runs"]] == [going]
-    assert live["runs"][0]["figures"]["accuracy"] == {"step": 5, "value": 0.5}
-    assert live["statuses"] == {"finished": 1, "running": 1}
 
 
 def test_no_runs_at_all(empty):

@@ -48,9 +48,9 @@ class Access:
     """Which requests a server accepts.
 
     Attributes:
-        token: token required for every request; None lets everyone in who can connect.
+        token: None lets everyone in who can connect.
         hosts: accepted host names, without ports.
-        write: secret in our own forms, required for writing; different in every process.
+        write: secret in our own forms, required for writing.
     """
 
     token: str | None
@@ -74,21 +74,13 @@ class Access:
         return any(_is_same_token(one, self.token) for one in tokens)
 
     def require_write(self, secret: str) -> None:
-        """Checks that a form contains our secret.
-
-        Raises:
-            HTTPException: it does not; status 403.
-        """
+        """Raises HTTPException 403 if a form lacks our secret."""
         if not _is_same_token(secret, self.write):
             raise HTTPException(403, "this form does not belong to this dashboard: reload the page")
 
 
 class AccessGuard:
-    """ASGI middleware that passes on the requests which an `Access` accepts, and no others.
-
-    Args:
-        headers: set on every response, also on refusals.
-    """
+    """ASGI middleware that passes on what an `Access` accepts; all responses get the headers."""
 
     def __init__(
         self, app: ASGIApp, access: Access, headers: Mapping[str, str] | None = None

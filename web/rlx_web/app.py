@@ -28,7 +28,7 @@ from rlx_web.access import HEADERS, Access, AccessGuard
 from rlx_web.pages.credit import build_credit_page
 from rlx_web.pages.files import build_log_page, open_download, read_chunks
 from rlx_web.pages.rollouts import build_rollouts_page, nearest_step
-from rlx_web.pages.run import FindLink, build_run_page, live_run, run_sections
+from rlx_web.pages.run import FindLink, build_run_page, live_run
 from rlx_web.pages.runs import build_run_list_page, live_runs
 from rlx_web.text import templates
 
@@ -57,7 +57,6 @@ def create_app(registry_url: str, access: Access, find_link: FindLink = lambda _
 
     Args:
         access: accepted requests.
-        find_link: returns the page of a tracker that shows some runs; None if there is none.
     """
     app = FastAPI(title="rlx", docs_url=None, redoc_url=None, version="1")
     app.mount("/static", StaticFiles(directory=HERE / "static"))
@@ -130,17 +129,13 @@ def _add_runs(both: _PageAndJson, opened: Any, find_link: FindLink) -> None:
         ref: str,
         step: Place,
         query: Annotated[RolloutQuery, Depends(_parse_rollout_query)],
-        against: Annotated[str, Query(pattern="^[0-9]{0,9}$")] = "",
         page: Page = 1,
     ) -> dict[str, Any]:
-        other = int(against) if against else None
-        return build_rollouts_page(registry, ref, step, query, other, page)
+        return build_rollouts_page(registry, ref, step, query, page)
 
     @both("/runs/{ref}/log", "log.html")
-    def _serve_log(
-        registry: opened, ref: str, before: Offset | None = None, after: Offset | None = None
-    ) -> dict[str, Any]:
-        return build_log_page(registry, ref, before, after)
+    def _serve_log(registry: opened, ref: str, after: Offset | None = None) -> dict[str, Any]:
+        return build_log_page(registry, ref, after)
 
     @both("/runs/{ref}", "run.html")
     def _serve_run(registry: opened, ref: str) -> dict[str, Any]:
@@ -156,7 +151,7 @@ def _parse_rollout_query(
     text: Text = "",
     problem: Name = "",
 ) -> RolloutQuery:
-    """Builds a query from the filter form; empty fields do not filter."""
+    """Empty fields of the form do not filter."""
     return RolloutQuery(
         low=low,
         high=high,
@@ -183,10 +178,6 @@ def _add_polled_routes(app: FastAPI, opened: Any) -> None:
         event: Annotated[int, Query(ge=0, le=LARGEST_NUMBER)] = 0,
     ) -> Response:
         return _build_json_response(live_run(registry, ref, after, event))
-
-    @app.get("/runs/{ref}/sections.json", response_class=JSONResponse)
-    def _serve_sections(registry: opened, ref: str) -> Response:
-        return _build_json_response(run_sections(registry, ref))
 
     @app.get("/runs/{ref}/curves.json", response_class=JSONResponse)
     def _serve_curves(
@@ -258,17 +249,15 @@ def _spell_non_finite(data: Any) -> Any:
 
 async def _render_error(request: Request, error: Exception) -> Response:
     """Renders an error as a page or as JSON, depending on the requested address."""
+    status, message = 503, str(error)
     if isinstance(error, RequestValidationError):
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"][1:])
         status, message = 422, f"{where}: {first['msg']}"
     elif isinstance(error, Refusal):
         status, message = error.status_code, str(error.detail)
-    else:
-        status, message = (
-            404 if isinstance(error, NotFoundError | AmbiguousNameError) else 503,
-            str(error),
-        )
+    elif isinstance(error, NotFoundError | AmbiguousNameError):
+        status = 404
     data = {"error": {"status": status, "message": message}}
     headers = getattr(error, "headers", None)
     if request.url.path.endswith(".json"):

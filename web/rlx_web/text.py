@@ -28,17 +28,12 @@ def render_visible_text(text: object, line_break: str = "↵\n") -> str:
     Line breaks are kept and marked. The template escapes HTML, not this function.
     """
     return line_break.join(
-        line if _is_plain(line) else "".join(map(_render_visible_character, line))
+        line if line.isascii() and line.isprintable() else "".join(map(_show_character, line))
         for line in str(text).split("\n")
     )
 
 
-def _is_plain(line: str) -> bool:
-    """Whether a line has only visible characters; a fast check for the common case."""
-    return line.isprintable() and (line.isascii() or BLANK.search(line) is None)
-
-
-def _render_visible_character(character: str) -> str:
+def _show_character(character: str) -> str:
     code = ord(character)
     if code < 0x20 or code == 0x7F:
         return "␡" if code == 0x7F else chr(0x2400 + code)

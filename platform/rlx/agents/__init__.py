@@ -1,8 +1,4 @@
-"""Agents that are trained as they are shipped: programs that ask the policy for their turns.
-
-`AgentHost` samples rollout trees. It starts the programs, each with an address of its own, answers
-their requests from the session of a sampling engine, and records them as rollouts.
-"""
+"""Agents that are trained as they are shipped: programs that ask the policy for their turns."""
 
 import lazy_loader
 

@@ -7,7 +7,6 @@ import sys
 from collections.abc import Callable, Sequence
 from functools import cache
 from threading import Condition, Thread
-from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from fastapi import FastAPI, Request, Response
@@ -26,7 +25,7 @@ from rlx.serving import (
     RefusalError,
     TextAnswer,
     TextRequest,
-    answer_errors,
+    build_app,
     build_fault,
     list_models,
     send_answer,
@@ -40,13 +39,7 @@ OVER = "rollout_over"
 
 
 class TurnOutcome(Outcome[list[RecordedTurn]]):
-    """What becomes of a request for turns.
-
-    Args:
-        queue: that it waits in.
-        agent: whose request it is.
-        request: what is to be sampled.
-    """
+    """What becomes of a request for turns."""
 
     def __init__(self, queue: "TurnQueue", agent: AgentRequests, request: TurnRequest) -> None:
         super().__init__()
@@ -65,19 +58,13 @@ class TurnOutcome(Outcome[list[RecordedTurn]]):
             self._queue.changed.notify()
 
     def forget(self) -> None:
-        """Forgets the turns that it has brought."""
         with self._queue.changed:
             self.agent.recorder.forget(self.request)
 
 
 class TurnQueue:
-    """The requests that wait for turns. Everything below is used under the lock of `changed`.
-
-    Attributes:
-        changed: is notified of every change.
-        agents: the agents whose programs may make requests, by their keys.
-        waiting: requests in the order in which they came.
-    """
+    """The requests that wait for turns, in the order in which they came, and the agents that may
+    make some, by their keys. Everything is used under the lock of `changed`."""
 
     def __init__(self) -> None:
         self.changed = Condition()
@@ -99,11 +86,8 @@ class TurnQueue:
         *,
         is_repeated: bool,
     ) -> Outcome[list[RecordedTurn]]:
-        """Queues a request.
-
-        Args:
-            is_repeated: whether the client says that it made the request before, and has lost the
-                connection: turns that it may have lost are given again.
+        """Queues a request; if the client says that it has lost the connection (`is_repeated`),
+        turns that it may have lost are given again.
 
         Raises:
             InvalidRequestError: it wants what the experiment does not sample.
@@ -136,7 +120,7 @@ def _say_once(text: str) -> None:
 
 def create_agent_app(queue: TurnQueue) -> FastAPI:
     """Returns the application that answers agents, each below `/r/KEY`."""
-    app = FastAPI(title="rlx", docs_url=None, redoc_url=None, openapi_url=None)
+    app = build_app()
     app.add_middleware(_AgentGuard, queue=queue)
 
     @app.get("/r/{key}/v1/models")
@@ -164,7 +148,6 @@ def create_agent_app(queue: TurnQueue) -> FastAPI:
             _refuse(agent, lambda: agent.report(body))
         return Response(status_code=204)
 
-    answer_errors(app)
     return app
 
 
@@ -179,11 +162,7 @@ async def _sample(
     read: Callable[[Body], Continuation],
     answer: Callable[[Body, Sequence[RecordedTurn]], ChatAnswer | TextAnswer],
 ) -> Response:
-    """Waits for turns as long as the client does; forgets those that it has not waited for.
-
-    Raises:
-        ClientGoneError: it closed the connection.
-    """
+    """Waits for turns as long as the client does; forgets those that it has not waited for."""
     is_repeated = request.headers.get("x-stainless-retry-count", "0") != "0"  # of OpenAI's client
     with queue.changed:
         outcome = _refuse(
@@ -199,7 +178,6 @@ async def _sample(
 
 
 def _refuse(agent: AgentRequests, answer: Callable[[], Any]) -> Any:
-    """Counts the requests that are refused."""
     try:
         return answer()
     except (InvalidRequestError, RefusalError):
@@ -247,11 +225,7 @@ class _AgentGuard:
 
 
 class AgentEndpoint:
-    """Answers agents on a port of this machine's loopback address; a context manager.
-
-    Args:
-        queue: takes their requests.
-    """
+    """Answers agents on a port of this machine's loopback address; a context manager."""
 
     def __init__(self, queue: TurnQueue) -> None:
         self._queue = queue
@@ -273,12 +247,7 @@ class AgentEndpoint:
         self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._server.should_exit = True
         self._thread.join()
         self._socket.close()

@@ -14,13 +14,7 @@ if TYPE_CHECKING:
 def build_rollout_host(
     setup: PhaseSetup, pool: RewardPool, policy: "ServedPolicy"
 ) -> RolloutHost | None:
-    """The host that runs a phase's environment or agent; None if it has neither.
-
-    Args:
-        setup: the phase.
-        pool: workers that run environments; what starts agents lasts as long as they do.
-        policy: the policy's tokenizer and dialogue format, for agents.
-    """
+    """The host that runs a phase's environment or agent; None if it has neither."""
     agent = setup.plan.agent
     if agent is None:
         return build_environment_host(setup, pool)

@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from threading import Thread
-from types import TracebackType
 from typing import Any, Self
 
 from rlx.agents.starter import FOLDER, OUTPUT, PROBLEM
@@ -32,17 +31,13 @@ _LOCAL = "127.0.0.1,localhost"
 
 
 class ProgramStarter:
-    """The process that starts programs, which imports a function once for all of its calls.
-
-    It begins with its first order.
-    """
+    """The process that starts programs, which imports a function once for all of its calls."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
         self.folder: Path
 
     def begin(self) -> None:
-        """Starts the process, unless it runs."""
         if self._process is not None and self._process.poll() is None:
             return
         self.close()
@@ -55,19 +50,16 @@ class ProgramStarter:
         )
 
     def order(self, **order: Any) -> None:
-        """Has an order carried out."""
         assert self._process is not None and self._process.stdin is not None
         with suppress(BrokenPipeError):  # whoever reads its reports notices that it has ended
             self._process.stdin.write(json.dumps(order).encode() + b"\n")
             self._process.stdin.flush()
 
     def read_reports(self) -> Iterator[dict[str, Any]]:
-        """Yields reports until the process ends."""
         assert self._process is not None and self._process.stdout is not None
         return map(json.loads, iter(self._process.stdout.readline, b""))
 
     def close(self) -> None:
-        """Ends the process with all that it started."""
         if self._process is None:
             return
         assert self._process.stdin is not None and self._process.stdout is not None
@@ -80,14 +72,9 @@ class ProgramStarter:
 
 
 class ProgramRunner:
-    """Starts programs and reports how they end; a context manager that ends those that are left.
-
-    Args:
-        spec: what to run, and its limits.
-        starter: starts them, those of no other runner meanwhile.
-        report: called from another thread with the number of every program that ended, and why it
-            failed; None if it did not.
-    """
+    """Starts programs and has `report` called, from another thread, with the number of every
+    program that ended and why it failed, if it did; a context manager that ends those that are
+    left."""
 
     def __init__(
         self,
@@ -106,26 +93,13 @@ class ProgramRunner:
         self._reader.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._starter.order(end=True)
         self._reader.join()
         if self._is_lost:
             self._starter.close()  # the next begins another
 
     def start(self, number: int, problem: Mapping[str, Any], address: str, key: str) -> None:
-        """Starts a program in a folder of its own.
-
-        Args:
-            number: by which its end is reported.
-            problem: what it is given, as JSON.
-            address: base URL of its requests.
-            key: API key of its requests.
-        """
         folder = self._locate(number)
         (folder / FOLDER).mkdir(parents=True)
         (folder / PROBLEM).write_text(json.dumps(problem), encoding="utf-8")
@@ -193,8 +167,7 @@ class ProgramRunner:
 
 
 def find_reason(words: str) -> str:
-    """The line of a program's last words that names an error: some runtimes print where it arose,
-    and their own version, after it. Without one, the last line."""
+    """The last line of a program's last words that names an error, or else the last line."""
     lines = _ERROR.findall(words) or words.splitlines()
     return str(lines[-1]).strip()
 

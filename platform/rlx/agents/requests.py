@@ -33,12 +33,7 @@ MOST_INFO = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class Continuation:
-    """What a request continues, and what it adds.
-
-    Attributes:
-        after: the turn whose dialogue it continues; None if it opens one.
-        prompt: what the model reads after that turn.
-    """
+    """The turn whose dialogue a request continues, None if it opens one, and what it adds."""
 
     after: RecordedTurn | None
     prompt: TurnPrompt
@@ -52,8 +47,6 @@ class AgentRequests:
     on from the tokens that were sampled, and only what follows them is tokenized.
 
     Attributes:
-        model: converts messages to tokens and turns to messages.
-        recorder: records the rollout.
         is_over: whether the rollout has no further turns, so that it does not matter how the
             program ends.
         refused: number of requests that could not be answered.
@@ -69,11 +62,6 @@ class AgentRequests:
     _reported: int = 0
 
     def read_chat(self, request: ChatRequest) -> Continuation:
-        """Finds what a chat request continues.
-
-        Raises:
-            InvalidRequestError: the model's chat template refuses its messages.
-        """
         tools, messages = request.offered_tools, request.messages
         for count in range(len(messages) - 1, 0, -1):
             if messages[count - 1].role != "assistant":
@@ -88,11 +76,6 @@ class AgentRequests:
         )
 
     def read_text(self, request: TextRequest) -> Continuation:
-        """Finds what a completion request continues.
-
-        Raises:
-            InvalidRequestError: it has several prompts, or text without tokens.
-        """
         if len(request.prompts) != 1:
             raise InvalidRequestError("an agent's request has one prompt", "prompt")
         if request.echo or request.max_tokens == 0:
@@ -127,12 +110,6 @@ class AgentRequests:
         return Continuation(None, TurnPrompt(text, ids))
 
     def ask(self, request: ChatRequest | TextRequest, continued: Continuation) -> TurnRequest:
-        """Returns what is to be sampled for a request.
-
-        Raises:
-            InvalidRequestError: it wants what the experiment does not sample.
-            RolloutOverError: the rollout has no further turns.
-        """
         stop = self.recorder.plan.turn.stop
         if missing := [each for each in request.stop if each not in stop]:
             message = f"this run samples with other stop strings: add {missing[0]!r} to "
@@ -159,7 +136,6 @@ class AgentRequests:
         return answer
 
     def answer_text(self, request: TextRequest, turns: Sequence[RecordedTurn]) -> TextAnswer:
-        """Returns the answer with the turns, which later requests may continue."""
         group = _list_samples(turns)
         (prompt,) = request.prompts
         whole = TokenizedPrompt("", group[0].context, ())
@@ -172,10 +148,9 @@ class AgentRequests:
         return answer
 
     def report(self, body: Any) -> None:
-        """Adds what a program reports: `{"turn": ..., NAME: VALUE, ...}`.
-
-        `turn` is the number of a turn, the id of a response, or `[id, index of the choice]`;
-        without it the values are of the whole rollout.
+        """Adds what a program reports: `{"turn": ..., NAME: VALUE, ...}`. `turn` is a turn's
+        number, the id of a response, or `[id, index of the choice]`; without it the values are of
+        the whole rollout.
 
         Raises:
             InvalidRequestError: it names no turn, or its values are not plain JSON.
@@ -208,7 +183,6 @@ class AgentRequests:
         return found
 
     def list_ignored(self, request: ChatRequest | TextRequest) -> list[str]:
-        """What a request asks for and the experiment decides, in words."""
         turn = self.recorder.plan.turn
         asked = {
             "temperature": (request.temperature, turn.temperature),
@@ -242,10 +216,8 @@ def _list_samples(turns: Sequence[RecordedTurn]) -> tuple[SampledCompletion, ...
 
 
 def _identify_dialogue(tools: Sequence[Mapping[str, Any]], messages: Sequence[ChatMessage]) -> str:
-    """Equal for requests whose dialogues are the same so far.
-
-    Clients may leave out an assistant's reasoning, and space around what it says.
-    """
+    """Equal for dialogues that are the same but for reasoning and space around an assistant's
+    message."""
     said = []
     for message in messages:
         written = message.to_template()

@@ -1,8 +1,5 @@
-"""Samples rollout trees as the programs of agents ask for their turns.
-
-The thread that opened the sampling session is the only one that uses it. It starts programs, waits
-until those that run wait for the model, and samples their turns together.
-"""
+"""Samples rollout trees as the programs of agents ask for their turns, from one thread: it starts
+programs, waits until those that run wait for the model, and samples their turns together."""
 
 import sys
 from collections import deque
@@ -39,15 +36,8 @@ _LONGEST_LOOK = 0.05
 
 @dataclass(slots=True, eq=False)
 class _Rollout:
-    """A rollout and its program.
-
-    Attributes:
-        tree: index of its problem.
-        requests: of the program.
-        key: of its address; "" before it starts and after it ended.
-        seconds: for which the program has run without waiting for the model.
-        is_killed: whether its end has been ordered.
-    """
+    """A rollout of a problem, and its program: `key` is of its address, `seconds` are those in
+    which it did not wait for the model."""
 
     tree: int
     requests: AgentRequests
@@ -61,14 +51,6 @@ class _Rollout:
 
 
 class AgentHost:
-    """Runs the programs of agents; a `rlx.rollout.AgentHost`.
-
-    Args:
-        spec: what they are, and their limits.
-        policy: the policy's tokenizer and dialogue format.
-        starter: starts the programs.
-    """
-
     def __init__(
         self, spec: AgentRolloutSpec, policy: ServedPolicy, starter: ProgramStarter
     ) -> None:
@@ -82,7 +64,6 @@ class AgentHost:
         session: SamplingSession,
         dialogue: Dialogue,
     ) -> list[RolloutTree]:
-        """Runs `count` programs for every problem; returns the trees in the order of `problems`."""
         if not problems:
             return []
         model = ServedModel(MODEL, self._policy, session.context_length)
@@ -126,8 +107,6 @@ class AgentHost:
 
 @dataclass(slots=True)
 class _SamplingLoop:
-    """Runs programs and samples their turns, until all have ended."""
-
     spec: AgentRolloutSpec
     plan: EnvironmentPlan
     queue: TurnQueue
@@ -144,8 +123,8 @@ class _SamplingLoop:
         problems: Sequence[Problem],
         ended: deque[tuple[int, str | None]],
     ) -> None:
-        """Runs the programs of all rollouts; those that are over are in `ended`, under the lock of
-        the queue."""
+        """Runs the programs of all rollouts; those that are over are in `ended`, under the queue's
+        lock."""
         look = min(_LONGEST_LOOK, self.spec.deadline / 4)
         own, waited = Stopwatch(2 * look), Stopwatch(2 * look)
         left = deque(enumerate(rollouts))
@@ -195,8 +174,8 @@ class _SamplingLoop:
             recorder.fault = "it made no request that could be answered"
 
     def _end_late_programs(self, passed: float) -> None:
-        """Counts the time of programs that do not wait for the model, and kills those that are
-        late or make too many requests in vain."""
+        """Counts the time of programs that do not wait for the model, and kills the late and the
+        nagging."""
         waiting = {id(outcome.agent) for outcome in self.queue.waiting}
         for number, rollout in self.running.items():
             if id(rollout.requests) not in waiting:
@@ -214,8 +193,8 @@ class _SamplingLoop:
             self.runner.kill(number)
 
     def _take_batch(self, waited: float) -> list[TurnOutcome]:
-        """The requests to sample now, in an order that does not depend on when they came: all,
-        once every running program waits for the model or the experiment's patience has ended."""
+        """All requests, once every running program waits for the model or patience has ended; in an
+        order that does not depend on when they came."""
         waiting = {id(outcome.agent) for outcome in self.queue.waiting}
         busy = any(id(rollout.requests) not in waiting for rollout in self.running.values())
         patience = self.spec.patience
@@ -229,7 +208,6 @@ class _SamplingLoop:
         )
 
     def _sample(self, batch: Sequence[TurnOutcome]) -> None:
-        """Samples the turns of requests and answers them."""
         groups = self._group_requests(batch)
         extends = [self._find_extended(group[0]) for group in groups]
         keeps = None not in extends
@@ -261,7 +239,6 @@ class _SamplingLoop:
         return list(groups.values())
 
     def _find_extended(self, outcome: TurnOutcome) -> int | None:
-        """Number of the completion that a request continues, if the last call sampled it."""
         turn = outcome.request.context.turn
         return None if turn is None or turn.order[0] != self.calls else turn.order[1]
 

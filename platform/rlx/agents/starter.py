@@ -1,8 +1,7 @@
 """The process that starts the programs of agents, each in a session and a folder of its own.
 
-It imports a function once and forks for each of its calls. It reads orders and writes reports as
-lines of JSON: one for each program that ended, and an empty one once an order to end all programs
-is carried out. It ends them, too, where its parent is gone.
+It imports a function once and forks for each of its calls. Orders and reports are lines of JSON: a
+report for each program that ended, and an empty one once all have been ended as ordered.
 """
 
 import asyncio
@@ -43,7 +42,6 @@ class _Starter:
         self._functions: dict[str, Callable[..., Any]] = {}
 
     def serve(self) -> None:
-        """Carries out orders until there are no more."""
         woken, wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
@@ -105,7 +103,6 @@ class _Starter:
 
 
 def _kill_program(pid: int) -> None:
-    """Kills a program with its group and all that it started and is still below it."""
     below = list_descendants(pid)
     for kill in (os.kill, os.killpg):  # it may not have its group yet
         with suppress(ProcessLookupError, PermissionError):
@@ -116,7 +113,6 @@ def _kill_program(pid: int) -> None:
 def _become_program(
     order: Mapping[str, Any], functions: Mapping[str, Callable[..., Any]]
 ) -> NoReturn:
-    """In the child: becomes the program. Its exit code is 1 for an exception."""
     code = 1
     try:
         die_with_parent()
@@ -160,7 +156,6 @@ def _become_program(
 
 
 def _limit_resources(memory: int | None, file: int) -> None:
-    """Limits the address space, what is written to one file, and core dumps, in bytes."""
     limits = {resource.RLIMIT_FSIZE: file, resource.RLIMIT_CORE: 0}
     if memory is not None:
         limits[resource.RLIMIT_AS] = memory
@@ -177,7 +172,6 @@ def _call_function(function: Callable[..., Any], arguments: Sequence[Any]) -> No
 
 
 def main(folder: str) -> None:
-    """Starts programs as they are ordered, and removes their folder in the end."""
     adopt_orphans()
     # What a module prints while it is imported must not be read as a report.
     reports = os.dup(1)

@@ -183,7 +183,7 @@ def _check_resume(
     )
     from rlx.cli.console import build_table, open_console
 
-    counts = Counter((one.work, one.kill.victim) for one in done)
+    counts = Counter((one.work, one.victim) for one in done)
     victims = dict.fromkeys([*VICTIMS, *(victim for _, victim in counts)])
     rows = [
         (work, *(str(counts[work, victim] or "") for victim in victims))

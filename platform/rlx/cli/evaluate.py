@@ -16,7 +16,7 @@ from rlx.cli.verb_group import json_option, overrides_option, registry_option
 from rlx.errors import SpecError
 from rlx.home import format_path
 from rlx.launch import child_environment
-from rlx.text import escape_unprintable, explain_write_errors
+from rlx.text import explain_write_errors
 
 _FOR = {
     "step": ("--at", ("", "--with")),
@@ -37,13 +37,7 @@ _COUNT = click.IntRange(min=1)
 
 @click.command("eval")
 @click.argument("target", metavar="RUN|MODEL")
-@click.option(
-    "--at",
-    "step",
-    type=click.IntRange(0),
-    metavar="STEP",
-    help="Evaluate RUN at this checkpoint.",
-)
+@click.option("--at", "step", type=click.IntRange(0), metavar="STEP", help="At this checkpoint.")
 @click.option(
     "--spec", "experiment", type=_FILE, metavar="FILE", help="Experiment file of a MODEL."
 )
@@ -207,15 +201,10 @@ def _evaluate_with(
 
 
 def require_places(out: Path | None, pictures: Path | None) -> None:
-    """Checks, before any answer is sampled, that the output paths are writable."""
-    if out is not None and out.is_dir():
-        raise SpecError(f"--out {escape_unprintable(str(out))} is a folder; name a file in it")
-    if out is not None and not (out.is_fifo() or out.is_char_device()):
-        new = not out.exists()
+    """Raises EnvironmentFault, before any answer is sampled, where results cannot be written."""
+    if out is not None and not out.is_fifo():  # whose reader would see its end
         with explain_write_errors(out):
             out.open("ab").close()
-        if new:
-            out.resolve().unlink()
     if pictures is not None:
         with explain_write_errors(pictures):
             pictures.mkdir(parents=True, exist_ok=True)

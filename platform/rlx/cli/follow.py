@@ -29,10 +29,7 @@ MIRROR_WAIT = 60.0
 
 
 def follow_run(run_id: str, url: str, *, quiet: bool = False) -> int:
-    """Shows the progress of a run until it ends, then its summary.
-
-    Returns:
-        0 if the run finished, else the exit code of its kind of failure.
+    """Shows the progress of a run until it ends, then its summary; returns its exit code.
 
     Raises:
         KeyboardInterrupt: the user stopped following; the run continues.
@@ -61,11 +58,9 @@ def follow_run(run_id: str, url: str, *, quiet: bool = False) -> int:
 
 
 class GroupView:
-    """The runs of a group, with the values in which they differ.
+    """The runs of a group.
 
     Args:
-        registry: of the runs.
-        group: name of the group.
         cells: of each run the values that distinguish it, by path.
     """
 

@@ -18,14 +18,9 @@ from rlx.text import escape_unprintable
 from rlx_registry import Registry, RunRecord, find_changed_plugins
 
 GROUP_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,79}")
-
-
 GOES_ON = {"queued", "submitted", "running", "lost", "finished"}
 """Statuses of a run that a group reuses; a run with any other status is submitted again."""
-
-
 MAX_GROUP_RUNS = 10_000
-"""Maximum number of runs in a group."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,34 +32,25 @@ class GroupMember:
     """
 
     cell: dict[str, Any]
-    read: LoadedSpec
-    plugins: ExperimentPlugins
-
-    @property
-    def experiment(self) -> tuple[LoadedSpec, ExperimentPlugins]:
-        """Its experiment with its plugins."""
-        return self.read, self.plugins
+    experiment: tuple[LoadedSpec, ExperimentPlugins]
 
     @property
     def digest(self) -> str:
         """Digest of its experiment."""
-        return self.plugins.compute_digest(self.read.spec)
+        read, plugins = self.experiment
+        return plugins.compute_digest(read.spec)
 
     def is_run(self, run: RunRecord) -> bool:
         """Whether a run is the member's: the same experiment, seed, name and plugins."""
-        spec = self.read.spec
-        same = (run.digest, run.seed, run.name) == (self.digest, spec.seed, spec.name)
+        read, plugins = self.experiment
+        same = (run.digest, run.seed, run.name) == (self.digest, read.spec.seed, read.spec.name)
         return same and not find_changed_plugins(
-            list_plugin_records(spec, self.plugins), run.plugins
+            list_plugin_records(read.spec, plugins), run.plugins
         )
 
 
 def parse_seeds(text: str) -> list[int]:
-    """Parses `0..4`, `0,3,7`, or a mixture.
-
-    Raises:
-        SpecError: the text is neither, or names more seeds than a group may have runs.
-    """
+    """Parses `0..4`, `0,3,7`, or a mixture; raises SpecError for other texts and too many seeds."""
     found: list[int] = []
     for part in text.split(","):
         ends = re.fullmatch(r"\s*(\d{1,9})(?:\.\.(\d{1,9}))?\s*", part)
@@ -113,15 +99,9 @@ def read_run_group(
 ) -> list[GroupMember]:
     """Reads and checks the experiment of every member: of one without seeds and grid.
 
-    Args:
-        spec: file of the experiment.
-        overrides: overrides of every run.
-        seeds: text for `parse_seeds`; None takes the experiment's own seed.
-        grid: texts for `parse_grid`.
-
     Raises:
         SpecError: the seeds or the grid are invalid.
-        InvalidSpec: a member is invalid.
+        InvalidSpec: a member is invalid; it has the faults of all members.
     """
     faults: list[Diagnostic] = []
     members: list[GroupMember] = []
@@ -135,7 +115,7 @@ def read_run_group(
             own: dict[str, Any] = {**cell, **seed}
             settings = [f"{p}={json.dumps(value, ensure_ascii=False)}" for p, value in own.items()]
             try:
-                members.append(GroupMember(own, *check_file(spec, (*overrides, *settings))))
+                members.append(GroupMember(own, check_file(spec, (*overrides, *settings))))
             except InvalidSpec as error:
                 if not own:
                     raise
@@ -151,22 +131,17 @@ def record_group(
     """Records the missing runs of a group in the queue.
 
     Args:
-        registry: open for writing.
-        members: of one group.
         group: name of the group; None builds one from the experiment's name and what varies.
-        anyway: as of `submit_run`.
 
     Returns:
         The name, and each member's run: the newest that goes on or has finished, or a new one.
 
     Raises:
-        SpecError: the name is invalid or taken.
+        SpecError: an experiment has the name, and `rlx compare` takes names of both.
     """
-    if group is not None:
-        require_group_name(group)
-        # For `rlx compare`, a name must be unambiguous.
-        if group == members[0].read.spec.name or registry.runs(name=group):
-            raise SpecError(f"--group {group}: an experiment has this name; choose another one")
+    own_name = members[0].experiment[0].spec.name
+    if group is not None and (group == own_name or registry.runs(name=group)):
+        raise SpecError(f"--group {group}: an experiment has this name; choose another one")
     name = group or _build_group_name(registry, members)
     there = [run for run in registry.runs() if run.effective_status in GOES_ON]
     runs = []
@@ -183,11 +158,7 @@ def record_group(
 
 
 def require_group_name(group: str) -> None:
-    """Checks that a name is valid for a group.
-
-    Raises:
-        SpecError: the name is invalid, or could be mistaken for a run.
-    """
+    """Raises SpecError if a name is invalid for a group, or could be mistaken for a run."""
     if not GROUP_NAME.fullmatch(group):
         raise SpecError(
             f"--group {escape_unprintable(group)}: write letters, digits, '.', '_' and '-', "
@@ -198,14 +169,13 @@ def require_group_name(group: str) -> None:
 
 
 def _build_group_name(registry: Registry, members: Sequence[GroupMember]) -> str:
-    """Builds a name from the experiment and the last keys of what varies, as `rlcr-normalize`.
-
-    The name stays the same when seeds or values are added. If another group or experiment has it,
-    a number is appended.
-    """
+    """The experiment's name and the last keys of what varies, such as `rlcr-normalize`, so that it
+    stays when values are added; with a number if another group or experiment has it."""
     paths = list(dict.fromkeys(path for member in members for path in member.cell))
     varied = [path.rpartition(".")[2] for path in paths if path != "seed"] or ["seeds"]
-    stem = re.sub(r"[^A-Za-z0-9._-]", "_", "-".join([members[0].read.spec.name, *varied]))[:72]
+    stem = re.sub(r"[^A-Za-z0-9._-]", "_", "-".join([members[0].experiment[0].spec.name, *varied]))[
+        :72
+    ]
     digests = {member.digest for member in members}
     for name in itertools.chain([stem], (f"{stem}-{n}" for n in itertools.count(2))):
         own = all(run.digest in digests for run in registry.runs(group=name))

@@ -1,12 +1,10 @@
-"""`rlx plugins`: lists, shows, checks and creates plugins; the page of one has its options."""
+"""`rlx plugins`: lists, shows, checks and creates plugins."""
 
-import builtins
 import json
 import keyword
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from importlib.resources import files
-from importlib.util import find_spec
 from inspect import cleandoc
 from pathlib import Path
 from string import Template
@@ -20,12 +18,7 @@ from pydantic_core import to_jsonable_python
 from rlx import __version__
 from rlx.cli.console import open_console, print_table
 from rlx.cli.output import print_json, print_text
-from rlx.cli.verb_group import (
-    SuggestingGroup,
-    build_error_json,
-    format_error_text,
-    json_option,
-)
+from rlx.cli.verb_group import format_error_text, json_option
 from rlx.discovery import (
     GROUPS,
     InstalledPlugin,
@@ -42,12 +35,12 @@ from rlx.errors import PluginError, RlxError, SpecError
 from rlx.plugin import Plugin
 from rlx.plugin_files import KeptPlugin, keep_plugin_file
 from rlx.spec import PluginUse, read_field_meanings
-from rlx.spec.reading import did_you_mean, parse_yaml_document
-from rlx.testing import PromiseCheck, first_import, list_plugin_checks, required_options
-from rlx.text import escape_unprintable
+from rlx.spec.reading import apply_overrides, did_you_mean, parse_yaml_document
+from rlx.testing import first_import, list_plugin_checks, required_options
+from rlx.text import escape_unprintable, write_text_file
 
 
-@click.group(cls=SuggestingGroup, invoke_without_command=True)
+@click.group(invoke_without_command=True)
 @json_option
 @click.pass_context
 def plugins(ctx: click.Context, as_json: bool) -> None:
@@ -66,7 +59,7 @@ def plugins(ctx: click.Context, as_json: bool) -> None:
 
 
 def _describe_plugin_state(found: InstalledPlugin) -> tuple[str, str]:
-    """Returns API version and state of a plugin, which requires importing it."""
+    """API version and state of a plugin, which is imported for that."""
     try:
         plugin = load_plugin(found.kind, found.full_name)
     except PluginFault as error:
@@ -114,17 +107,13 @@ def _find_named_plugins(name: str) -> list[InstalledPlugin]:
 
 @plugins.command("show")
 @click.argument("name")
-@click.option("--json", "as_json", is_flag=True, help="Print the JSON Schema of the options.")
-def show(name: str, as_json: bool) -> None:
+def show(name: str) -> None:
     """Show the description and options of a plugin; NAME may be `distribution:name`.
 
     RLX_DEBUG=1 shows the traceback of an import that fails.
     """
     named = [(one, load_plugin(one.kind, one.full_name)) for one in _find_named_plugins(name)]
     for number, (found, plugin) in enumerate(named):
-        if as_json:
-            print_json(plugin.model_json_schema())
-            continue
         head = f"{found.name}  ({found.kind}, {found.source}, {found.entry_point})"
         text = cleandoc(plugin.__doc__ or "No description.")
         facts = "".join(f"\n{fact}\n" for fact in _list_plugin_facts(plugin))
@@ -154,7 +143,13 @@ def _list_plugin_facts(plugin: type[Plugin]) -> Iterator[str]:
 def _list_option_rows(
     model: type[BaseModel], before: str = "", instance: BaseModel | None = None
 ) -> Iterator[tuple[str, str, str, str]]:
-    """Yields option, type, default and meaning of each field, and of the fields nested in it."""
+    """Option, type, default and meaning of each field, and of the fields nested in it.
+
+    Args:
+        model: whose options they are.
+        before: what their paths begin with.
+        instance: has the defaults, where the field that holds it has one.
+    """
     schema, meanings = model.model_json_schema(), read_field_meanings(model)
     nested: Mapping[str, str] = getattr(model, "nested", {})
     for name, field in model.model_fields.items():
@@ -162,7 +157,7 @@ def _list_option_rows(
         if name in nested:
             kind = f"mapping to {nested[name]} plugins"
         else:
-            kind = describe_schema(schema["properties"][option], schema.get("$defs", {}))
+            kind = _describe_schema(schema["properties"][option], schema.get("$defs", {}))
             members = (field.annotation, *get_args(field.annotation))
             models = [m for m in members if isinstance(m, type) and issubclass(m, BaseModel)]
             inner = models[0] if len(models) == 1 else None
@@ -189,54 +184,33 @@ def _format_plain_value(value: Any) -> str:
     return json.dumps(plain, ensure_ascii=False)
 
 
-_WORDS = {
-    "array": "list",
-    "boolean": "true | false",
-    "integer": "int",
-    "number": "float",
-    "object": "mapping",
-    "string": "text",
-}
-_LIMITS = {
-    "minimum": "≥ {}",
-    "exclusiveMinimum": "> {}",
-    "maximum": "≤ {}",
-    "exclusiveMaximum": "< {}",
-    "multipleOf": "a multiple of {}",
-    "minLength": "with length ≥ {}",
-    "maxLength": "with length ≤ {}",
-    "pattern": "like {}",
-}
+_WORDS = {"boolean": "true | false", "integer": "int", "number": "float", "string": "text"}
+_WORDS |= {"array": "list", "object": "mapping"}
+_LIMITS = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<"}
 
 
-def describe_schema(schema: Mapping[str, Any], known: Mapping[str, Any]) -> str:
-    """Describes a JSON Schema in plain words: `float ≥ 0`, `seed | last_block`, `list of text`.
+def _describe_schema(schema: Mapping[str, Any], known: Mapping[str, Any]) -> str:
+    """A JSON Schema in plain words: `float ≥ 0`, `seed | last_block`, `list of text`.
 
     Args:
         schema: of one option.
         known: what it may refer to, the `$defs` of the model.
     """
-
-    def describe_element(inner: Mapping[str, Any]) -> str:
-        text = describe_schema(inner, known)
-        return f"({text})" if " | " in text else text
-
     if "$ref" in schema:
-        return describe_schema(known[schema["$ref"].rpartition("/")[2]], known)
-    for choice in ("anyOf", "oneOf"):
-        if choice in schema:
-            return " | ".join(dict.fromkeys(describe_schema(s, known) for s in schema[choice]))
+        return _describe_schema(known[schema["$ref"].rpartition("/")[2]], known)
+    if choices := schema.get("anyOf") or schema.get("oneOf"):
+        return " | ".join(dict.fromkeys(_describe_schema(one, known) for one in choices))
     if "enum" in schema or "const" in schema:
         return " | ".join(map(_format_plain_value, schema.get("enum") or [schema["const"]]))
     kind = schema.get("type", "anything")
-    if "prefixItems" in schema:
-        return f"[{', '.join(describe_schema(s, known) for s in schema['prefixItems'])}]"
-    for inner, word in (("items", "list of"), ("additionalProperties", "mapping to")):
-        if isinstance(schema.get(inner), dict) and schema[inner]:
-            return f"{word} {describe_element(schema[inner])}"
-    bounds = [form.format(schema[name]) for name, form in _LIMITS.items() if name in schema]
-    word = "path" if schema.get("format") == "path" else _WORDS.get(kind, kind)
-    return " ".join([word, ", ".join(bounds)]).rstrip()
+    word = _WORDS.get(kind, kind)
+    inner = schema.get("items") or schema.get("additionalProperties")
+    if isinstance(inner, dict):
+        held = _describe_schema(inner, known)
+        held = f"({held})" if " | " in held else held
+        return f"{word} {'of' if word == 'list' else 'to'} {held}"
+    limits = [f"{sign} {schema[name]}" for name, sign in _LIMITS.items() if name in schema]
+    return f"{word} {', '.join(limits)}".rstrip()
 
 
 # Promises ----------------------------------------------------------------------------------------
@@ -244,7 +218,7 @@ def describe_schema(schema: Mapping[str, Any], known: Mapping[str, Any]) -> str:
 
 @plugins.command("check")
 @click.argument("name")
-@click.option("--kind", help="Check only plugins of this kind, if several share the name.")
+@click.option("--kind", type=click.Choice([*GROUPS]), help="Which of several plugins of this name.")
 @click.option(
     "--option",
     "options",
@@ -252,67 +226,30 @@ def describe_schema(schema: Mapping[str, Any], known: Mapping[str, Any]) -> str:
     metavar="KEY=VALUE",
     help="Option to check the plugin with, its value as in YAML; can be repeated.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print the result of every promise as JSON.")
-def check(name: str, kind: str | None, options: tuple[str, ...], as_json: bool) -> int:
+def check(name: str, kind: str | None, options: tuple[str, ...]) -> int:
     """Check the promises of a plugin and the examples that it ships.
 
     NAME is an installed plugin, `distribution:name`, or `FILE.py:name`.
     """
-    if kind is not None and kind not in GROUPS:
-        raise SpecError(f"no plugin kind {kind!r}; there are: {', '.join(GROUPS)}")
     named = [found for found in _find_named_plugins(name) if kind in (None, found.kind)]
     if not named:
         raise PluginError(f"{escape_unprintable(name)} provides no {kind} plugin")
-    values = _parse_plugin_options(options)
-    if values and len(named) > 1:
+    if options and len(named) > 1:
         kinds = ", ".join(found.kind for found in named)
         raise SpecError(f"--option is for one plugin, and these are {kinds}: add --kind")
-    entries = []
+    values = apply_overrides(parse_yaml_document("{}", "--option"), options).tree
+    codes = []
     for number, found in enumerate(named):
-        if not as_json:
-            title = f"{found.name}  ({found.kind}, {found.source})"
-            print_text(("\n" if number else "") + escape_unprintable(title))
-        entries.append(_check_plugin_promises(found, values, aloud=not as_json))
-    if as_json:
-        print_json(entries)
-    return min((entry["exit_code"] for entry in entries if entry["exit_code"]), default=0)
-
-
-def _parse_plugin_options(texts: Sequence[str]) -> dict[str, Any]:
-    values = {}
-    for text in texts:
-        key, equals, value = text.partition("=")
-        if not equals or not key:
-            raise SpecError(f"write an option as KEY=VALUE, not {escape_unprintable(text)!r}")
-        values[key] = parse_yaml_document(value, f"--option {key}").tree
-    return values
-
-
-def _check_plugin_promises(
-    found: InstalledPlugin, options: Mapping[str, Any], *, aloud: bool
-) -> dict[str, Any]:
-    """Checks one plugin; prints each verdict as it comes if `aloud`."""
-    entry = {"name": found.name, "kind": found.kind, "from": found.source}
-    try:
-        subject = _load_checked_plugin(found, options)
-    except RlxError as error:
-        if aloud:
+        title = f"{found.name}  ({found.kind}, {found.source})"
+        print_text(("\n" if number else "") + escape_unprintable(title))
+        try:
+            subject = _load_checked_plugin(found, values)
+        except RlxError as error:
             print_text("\n".join(f"  {line}" for line in format_error_text(error).splitlines()))
-        return entry | {"exit_code": error.exit_code, "promises": []} | build_error_json(error)
-    verdicts, marks = [], {"kept": "✓", "broken": "✗", "skipped": "-"}
-    for promise in list_plugin_checks(found.kind):
-        state, why = _check_one_promise(promise, subject)
-        help_ = promise.help if state == "broken" else ""
-        verdicts.append({"promise": promise.name, "state": state, "why": why, "help": help_})
-        if aloud:
-            shown = f": {escape_unprintable(why)}" if why else ""
-            advice = f"\n      = help: {help_}" if help_ else ""
-            print_text(f"  {marks[state]} {promise.name}{shown}{advice}")
-    states = [verdict["state"] for verdict in verdicts]
-    kept, broken = states.count("kept"), states.count("broken")
-    if aloud:
-        print_text(f"  {kept} kept, {broken} broken" if broken else f"  all {kept} promises hold")
-    return entry | {"exit_code": 3 if broken else 0, "promises": verdicts}
+            codes.append(error.exit_code)
+        else:
+            codes.append(_check_promises(found.kind, subject))
+    return min(filter(None, codes), default=0)
 
 
 def _load_checked_plugin(
@@ -341,17 +278,25 @@ def _load_checked_plugin(
     return cls
 
 
-def _check_one_promise(promise: PromiseCheck, subject: Plugin | type[Plugin]) -> tuple[str, str]:
-    """Returns `kept`, `broken`, or `skipped` if the promise does not apply, and why."""
-    try:
-        promise(subject)
-    except SkipTest as reason:
-        return "skipped", str(reason)
-    except AssertionError as error:
-        return "broken", str(error)
-    except Exception as error:  # noqa: BLE001  a plugin may raise anything
-        return "broken", f"{type(error).__name__}: {error}"
-    return "kept", ""
+def _check_promises(kind: Kind, subject: Plugin | type[Plugin]) -> int:
+    """Prints a line for each promise; returns the exit code."""
+    kept = broken = 0
+    for promise in list_plugin_checks(kind):
+        mark, why = "✓", ""
+        try:
+            promise(subject)
+            kept += 1
+        except SkipTest as reason:
+            mark, why = "-", str(reason)
+        except Exception as error:  # noqa: BLE001  a plugin may raise anything
+            cause = "" if isinstance(error, AssertionError) else f"{type(error).__name__}: "
+            mark, why = "✗", f"{cause}{error}"
+            broken += 1
+        shown = f": {escape_unprintable(why)}" if why else ""
+        advice = f"\n      = help: {promise.help}" if mark == "✗" and promise.help else ""
+        print_text(f"  {mark} {promise.name}{shown}{advice}")
+    print_text(f"  {kept} kept, {broken} broken" if broken else f"  all {kept} promises hold")
+    return 3 if broken else 0
 
 
 # A new distribution ------------------------------------------------------------------------------
@@ -367,45 +312,32 @@ _IMPLEMENTATIONS: dict[Kind, str | None] = {
     "launcher": "ranks.py",
 }
 """Of each kind that has templates, the file of the function that a descriptor names, if any."""
-_is_name = re.compile(r"[a-z][a-z0-9_]*").fullmatch
 
 
 @plugins.command("new")
 @click.argument("name")
 @click.option("--kind", type=click.Choice([*_IMPLEMENTATIONS]), default="reward", show_default=True)
-@click.option(
-    "--into",
-    type=click.Path(path_type=Path),
-    default=Path(),
-    help="Folder to create it in; the current one by default.",
-)
-def new(name: str, kind: str, into: Path) -> None:
-    """Write a distribution with a small plugin, its test and its README."""
-    folder = _write_plugin_scaffold(name, cast(Kind, kind), into)
-    print_text(f"wrote {escape_unprintable(str(folder))}", err=True)
-    shown = str(folder)
-    if not (folder.is_absolute() or shown.startswith(".")):
-        shown = f"./{shown}"  # else pip takes it for the name of a package
-    print_text(f"pip install -e {escape_unprintable(shown)} && rlx plugins check {name}")
-
-
-def _write_plugin_scaffold(name: str, kind: Kind, parent: Path) -> Path:
-    """Writes a distribution that offers one plugin to a new folder of `parent`; returns it.
-
-    Raises:
-        SpecError: the name is invalid or taken, or the folder exists already.
-        OSError: the folder cannot be written.
-    """
+def new(name: str, kind: str) -> None:
+    """Write a distribution with a small plugin, its test and its README to a new folder."""
+    printable = escape_unprintable(name)
+    is_reserved = keyword.iskeyword(name) or name in _IMPLEMENTATIONS
+    if is_reserved or not re.fullmatch(r"[a-z][a-z0-9_]*", name):
+        raise SpecError(
+            f"'{printable}' cannot name a plugin: use a to z, 0 to 9 and _, beginning with a "
+            "letter, and no word of Python or kind of plugin"
+        )
+    if taken := [f for f in list_installed_plugins(cast(Kind, kind)) if f.name == name]:
+        raise SpecError(
+            f"{kind} plugin '{name}' is provided by {taken[0].source}; choose another name"
+        )
     package = f"rlx_{name}"
-    _check_name(name, kind, package)
-    distribution = re.sub("_+", "-", package).rstrip("-")
-    folder = parent / distribution
+    folder = Path(re.sub("_+", "-", package).rstrip("-"))
     words = {
         "name": name,
         "attribute": name if kind == "reward" else "".join(map(str.title, name.split("_"))),
         "kind": kind,
         "package": package,
-        "distribution": distribution,
+        "distribution": str(folder),
         "version": __version__,
     }
 
@@ -420,37 +352,12 @@ def _write_plugin_scaffold(name: str, kind: Kind, parent: Path) -> Path:
         f"{package}/__init__.py": f"{kind}.py",
         f"tests/test_{name}.py": "test.py",
     }
-    if code := _IMPLEMENTATIONS[kind]:
+    if code := _IMPLEMENTATIONS[cast(Kind, kind)]:
         written[f"{package}/{code}"] = f"{kind}_{code}"
-    try:
-        folder.mkdir(parents=True)
-    except FileExistsError:
-        raise SpecError(
-            f"{escape_unprintable(str(folder))} already exists; remove it, or choose --into"
-        ) from None
+    if folder.exists():
+        raise SpecError(f"{folder} already exists; remove it, or choose another name")
     for path, template in written.items():
-        file = folder / path
-        file.parent.mkdir(exist_ok=True)
-        file.write_text(fill_template(template), encoding="utf-8")
+        write_text_file(folder / path, fill_template(template))
     (folder / package / "py.typed").touch()
-    return folder
-
-
-def _check_name(name: str, kind: Kind, package: str) -> None:
-    """Raises SpecError unless the name is valid and free for a package and a plugin."""
-    printable = escape_unprintable(name)
-    if not _is_name(name):
-        near = re.sub("[^a-z0-9]+", "_", name.lower()).strip("_")
-        hint = f"; did you mean '{near}'?" if _is_name(near) else ""
-        raise SpecError(
-            f"'{printable}' cannot name a plugin: use a to z, 0 to 9 and _, beginning with a letter"
-            f"{hint}"
-        )
-    if keyword.iskeyword(name) or hasattr(builtins, name) or name in _IMPLEMENTATIONS:
-        raise SpecError(f"'{printable}' cannot name a plugin: Python or rlx reserves it")
-    if taken := [f for f in list_installed_plugins(kind) if f.name == name]:
-        raise SpecError(
-            f"{kind} plugin '{printable}' is provided by {taken[0].source}; choose another name"
-        )
-    if find_spec(package) is not None:
-        raise SpecError(f"a package '{package}' is installed already; choose another name")
+    print_text(f"wrote {folder}", err=True)
+    print_text(f"pip install -e ./{folder} && rlx plugins check {name}")

@@ -20,18 +20,15 @@ SPEED_OVER = 300.0
 
 
 @contextmanager
-def open_progress(
-    stage: str, unit: str, total: int | None = None, *, hidden: bool = False
-) -> Iterator[ShowProgress]:
+def open_progress(stage: str, unit: str, *, hidden: bool = False) -> Iterator[ShowProgress]:
     """Shows progress until the end of the block; yields the function that moves it.
 
     Args:
         stage: what is being done.
         unit: what is counted, in the plural.
-        total: how many there are; None if unknown so far.
         hidden: show nothing, for results that scroll past on the same terminal.
     """
-    known = stage, total
+    known: tuple[str, int | None] = stage, None
     with ProgressDisplay(open_console(stderr=True, quiet=hidden), unit, transient=True) as display:
 
         def show(done: int, total: int | None = None, stage: str = "") -> None:
@@ -89,9 +86,7 @@ class ProgressDisplay:
         """Shows that `done` of `total` are done in a stage; earlier stages are over.
 
         Args:
-            stage: its name.
-            done: how many are done.
-            total: how many there are; None if unknown.
+            total: None if unknown.
             note: further figures; shortened where a terminal has no room for them.
         """
         bars, begins, self._stage = self._bars, stage != self._stage, stage
@@ -113,7 +108,7 @@ class ProgressDisplay:
             self._print_line(task, begins=begins)
 
     def _print_line(self, task: Task, *, begins: bool) -> None:
-        """Prints a line about a stage if it is due, where there are no bars."""
+        """Prints a line about a stage if it is due."""
         now = time.monotonic()
         if now - self._printed < LINE_EVERY and (self._transient or not (begins or task.finished)):
             return
@@ -126,7 +121,7 @@ class ProgressDisplay:
 
 
 def _format_pace(task: Task) -> str:
-    """Formats the speed of a task and the time it still takes; after its end, the time it took."""
+    """The speed of a task and the time it still takes; after its end, the time it took."""
     if task.finished:
         return f"in {format_duration(task.finished_time or 0)}"
     speed, left = task.speed, task.time_remaining

@@ -5,15 +5,14 @@ import os
 import re
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from functools import reduce
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 
 from rlx.cli.output import print_json, print_text
-from rlx.cli.verb_group import Command, json_option, registry_option
+from rlx.cli.verb_group import add_options, json_option, registry_option
 from rlx.errors import EnvironmentFault, SpecError
 from rlx.home import RunFolder, format_path
 from rlx.launch import (
@@ -29,6 +28,7 @@ from rlx.text import escape_unprintable
 from rlx_registry import (
     ENDED,
     STATUSES,
+    EventRecord,
     Registry,
     RunFilter,
     RunRecord,
@@ -42,7 +42,7 @@ RUNS_LISTED = 50
 
 
 def _parse_age(text: str) -> float:
-    """Returns the seconds of an age such as `30d`."""
+    """The seconds of an age such as `30d`."""
     units = {"s": 1, "min": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
     match = re.fullmatch(rf"([0-9]{{1,6}})({'|'.join(units)})", text)
     if match is None:
@@ -50,100 +50,45 @@ def _parse_age(text: str) -> float:
     return float(match[1]) * units[match[2]]
 
 
-_OPTIONS = (
+_filter_options = add_options(
     click.option("--name", help="Only runs of this experiment."),
     click.option("--group", metavar="NAME", help="Only runs of this group."),
     click.option(
         "--status", type=click.Choice(STATUSES), multiple=True, help="Only runs with this status."
     ),
-    click.option("--since", type=_parse_age, metavar="12h", help="Only runs submitted since then."),
     click.option(
         "--older-than", type=_parse_age, metavar="30d", help="Only runs submitted longer ago."
     ),
-    click.option(
-        "--where",
-        multiple=True,
-        metavar="PATH=VALUE",
-        help="Only runs whose experiment has this value; can be repeated.",
-    ),
 )
+"""The options that `_build_filter` takes."""
 
 
-def filter_options(command: Command) -> Command:
-    """Adds the options that `select_runs` takes."""
-    return reduce(lambda decorated, option: option(decorated), reversed(_OPTIONS), command)
-
-
-def select_runs(
+def _build_filter(
     registry: Registry,
     *,
-    name: str | None = None,
-    group: str | None = None,
-    status: Sequence[str] = (),
-    since: float | None = None,
-    older_than: float | None = None,
-    where: Sequence[str] = (),
-    limit: int | None = None,
-) -> tuple[list[RunRecord], int]:
-    """Returns the runs that meet every condition, newest first, and how many `limit` leaves out.
-
-    Raises:
-        SpecError: there is no such group, or no run has such a value.
-    """
+    name: str | None,
+    group: str | None,
+    status: Sequence[str],
+    older_than: float | None,
+) -> RunFilter:
+    """Raises SpecError if there is no such group."""
     if group is not None:
         list_group_runs(registry, group)
-    now = time.time()
-    wanted = RunFilter(
-        name=name,
-        group=group,
-        statuses=status,
-        created_from=None if since is None else now - since,
-        created_before=None if older_than is None else now - older_than,
-    )
-    found = registry.runs(limit=None if where else limit, **wanted)
-    for condition in where:
-        found = list(_select_by_value(found, condition))
-    count = len(found) if where or limit is None else registry.count_runs(**wanted)
-    return found[:limit], count - len(found[:limit])
-
-
-def _select_by_value(runs: Sequence[RunRecord], condition: str) -> Iterator[RunRecord]:
-    from rlx.spec.reading import did_you_mean, list_leaf_values, parse_yaml_document
-
-    path, equals, text = condition.partition("=")
-    if not equals or not path:
-        raise SpecError(f"--where {escape_unprintable(condition)}: write PATH=VALUE")
-    wanted = parse_yaml_document(text, "--where").tree
-    values = {run.id: dict(list_leaf_values(run.settings)) for run in runs}
-    if runs and not any(path in own for own in values.values()):
-        near = did_you_mean(path, {known: None for own in values.values() for known in own})
-        hint = f"; did you mean '{near}'?" if near else ""
-        raise SpecError(f"--where: no run has a value {escape_unprintable(path)!r}{hint}")
-    return (run for run in runs if path in values[run.id] and values[run.id][path] == wanted)
+    before = None if older_than is None else time.time() - older_than
+    return RunFilter(name=name, group=group, statuses=status, created_before=before)
 
 
 @click.command()
-@filter_options
-@click.option(
-    "--limit",
-    type=click.IntRange(min=1),
-    help=f"Maximum number of runs, newest first; {RUNS_LISTED} by default, with --json every run.",
-)
-@click.option("--all", "whole", is_flag=True, help="List every run.")
+@_filter_options
+@click.option("--all", "whole", is_flag=True, help="List every run, as --json does.")
 @json_option
 @registry_option
-def runs(
-    limit: int | None,
-    whole: bool,
-    as_json: bool,
-    url: str,
-    **filters: Any,
-) -> None:
+def runs(whole: bool, as_json: bool, url: str, **filters: Any) -> None:
     """List runs, newest first."""
-    if limit is None and not (whole or as_json):
-        limit = RUNS_LISTED
     with open_registry(url) as registry:
-        found, others = select_runs(registry, **filters, limit=None if whole else limit)
+        wanted = _build_filter(registry, **filters)
+        found = registry.runs(limit=None if whole or as_json else RUNS_LISTED, **wanted)
+        others = registry.count_runs(**wanted) - len(found)
         described = describe_runs(registry, [_look_at_job(registry, run) for run in found])
     if as_json:
         return print_json(described)
@@ -155,7 +100,7 @@ def runs(
 
 
 def _look_at_job(registry: Registry, run: RunRecord) -> RunRecord:
-    """The run, updated from the state of its job if it has one."""
+    """Updates the run from the state of its job, if it has one."""
     if run.directory is None or not RunFolder(Path(run.directory)).job.exists():
         return run
     from rlx.launch import reconcile_job  # imported here: it is slow, and few runs are jobs
@@ -169,7 +114,6 @@ def print_run_table(
     """Prints runs, as `describe_runs` returns them, with the figures that any of them has.
 
     Args:
-        found: the runs.
         cells: of each run of one group, the values in which it differs from others, by path.
     """
     from rich.table import Column
@@ -246,13 +190,18 @@ def status(run: str, values: bool, pictures: bool, as_json: bool, url: str) -> i
         (described,) = describe_runs(registry, [found])
         if as_json:
             print_json(described)
-            return None
-        if found.status == "finished":
+        elif found.status == "finished":
             from rlx.cli.tables import show_run_summary
 
             show_run_summary(registry, found)
-            return None
-        events = registry.results.events(found.id)
+        else:
+            _show_unfinished_run(found, described, registry.results.events(found.id))
+    return None
+
+
+def _show_unfinished_run(
+    found: RunRecord, described: Mapping[str, Any], events: Sequence[EventRecord]
+) -> None:
     from rlx.launch import BROKEN_OFF, is_abandoned
     from rlx.progress import read_progress
 
@@ -278,8 +227,7 @@ def status(run: str, values: bool, pictures: bool, as_json: bool, url: str) -> i
     lines += [f"event    {e.kind}: {e.message}" for e in events[-3:]]
     if found.directory is not None:
         lines.append(f"log      {os.path.relpath(RunFolder(Path(found.directory)).log)}")
-    print_text("\n".join(escape_unprintable(line) for line in lines))
-    return None
+    print_text("\n".join(map(escape_unprintable, lines)))
 
 
 def _draw_pictures(ref: str, url: str) -> int:
@@ -333,7 +281,7 @@ def logs(run: str, follow: bool, lines: int, as_json: bool, url: str) -> None:
 
 
 def describe_runs(registry: Registry, runs: Sequence[RunRecord]) -> list[dict[str, Any]]:
-    """Returns runs as JSON values, with as many queries for many as for one."""
+    """Describes runs as JSON values, with as many queries for many as for one."""
     ids = [run.id for run in runs]
     suites: dict[str, dict[str, dict[str, Mapping[str, Any]]]] = {run: {} for run in ids}
     for run_id, evaluations in registry.queries.evaluation_figures(ids).items():
@@ -377,7 +325,7 @@ def describe_runs(registry: Registry, runs: Sequence[RunRecord]) -> list[dict[st
 @click.option("--checkpoints", is_flag=True, help="Remove only checkpoints; the model stays.")
 @click.option("-n", "--dry-run", is_flag=True, help="Only show what would be removed.")
 @click.option("-y", "--yes", is_flag=True, help="Do not ask.")
-@filter_options
+@_filter_options
 @registry_option
 def remove(
     runs: tuple[str, ...],
@@ -404,7 +352,7 @@ def remove(
                 raise SpecError(f"{group} is a group: `rlx rm --group {group}` removes its runs")
             found = list({run.id: run for run in map(reading.run, runs)}.values())
         else:
-            found, _ = select_runs(reading, **filters)
+            found = reading.runs(**_build_filter(reading, **filters))
             found = [run for run in found if run.effective_status in ENDED]
     plans = [plan_removal(run, rollouts=rollouts, checkpoints=checkpoints) for run in found]
     plans = [plan for plan in plans if plan.whole or plan.files]

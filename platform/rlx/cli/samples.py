@@ -9,12 +9,9 @@ import click
 from rlx.cli.output import format_json, print_json, print_text
 from rlx.cli.verb_group import json_option, registry_option
 from rlx.errors import SpecError
-from rlx.launch import (
-    locate_run_folder,
-    open_registry,
-)
+from rlx.launch import locate_run_folder, open_registry
 from rlx.results import load_step_accounts, select_rollout_steps
-from rlx.text import escape_unprintable
+from rlx.text import escape_unprintable, explain_write_errors
 from rlx_registry import (
     BodyRecord,
     RolloutIndex,
@@ -31,9 +28,7 @@ if TYPE_CHECKING:
     from rlx.reward import RewardEntry
     from rlx.rollout import Segment
 
-
 ROWS_ON_SCREEN = 20
-"""Default number of table rows."""
 
 
 @click.command()
@@ -121,19 +116,15 @@ def _write_rollout_rows(
     from rlx.home import format_path
     from rlx.record import read_step
 
-    if file.is_dir():
-        raise SpecError(f"--export {escape_unprintable(str(file))} is a folder; name a file in it")
-    if not file.parent.is_dir():
-        raise SpecError(f"--export: there is no folder {escape_unprintable(str(file.parent))}")
     table = read_body(locate_run_folder(run).root / body.path, body.sha256)
     stored = read_step(table)
     about = {"run": run.id, "step": step, "phase": body.statistics["phase"]}
-    lines = json_lines(stored, rows, about, table["pieces"].to_pylist())
+    lines = _build_json_lines(stored, rows, about, table["pieces"].to_pylist())
     if str(file) == "-":
         for line in lines:
             print_text(line)
         return
-    with file.open("w", encoding="ascii") as out:
+    with explain_write_errors(file), file.open("w", encoding="ascii") as out:
         out.writelines(f"{line}\n" for line in lines)
     print_text(
         f"{len(rows)} rows of step {step} of {run.id}: {escape_unprintable(format_path(file))}",
@@ -149,7 +140,7 @@ def _show_credit_rows(
     numbers: Sequence[int],
     as_json: bool,
 ) -> None:
-    """Prints the per-token credit of a step's rows, as `rlx plan` does.
+    """Prints the per-token credit of rows of a step, as `rlx plan` does.
 
     Args:
         there: the rows that may be shown.
@@ -224,8 +215,8 @@ def _show_samples(
 
 
 def _join_turns(tree: TreeRecord, last: int, ends: Collection[int]) -> str:
-    """The turns of a row that ends with a segment, each after what was read before it; a row that
-    continues another begins after that one's end."""
+    """The turns of a row that ends with segment `last`, each after what was read before it; a row
+    that continues another begins after that one's end."""
     path = list_path_segments(tree, last)[1:]
     begin = max((n for n, s in enumerate(path[:-1], 1) if s in ends), default=0)
     own = [(s, tree["segments"][s]) for s in path[begin:]]
@@ -239,16 +230,13 @@ def _join_turns(tree: TreeRecord, last: int, ends: Collection[int]) -> str:
     )
 
 
-NO_TURN = -1
-
-
-def json_lines(
+def _build_json_lines(
     stored: "StoredStep",
     rows: Sequence[int],
     about: Mapping[str, Any],
     pieces: Sequence[Sequence[Sequence[str]]] | None,
 ) -> Iterator[str]:
-    """Yields one JSON object per trained row, in printable ASCII.
+    """One JSON object per trained row, with the fields of KG-R1, arXiv 2509.26383.
 
     P tokens precede the row's first own token and R follow; nothing is padded. The lists are
     `prompt_ids` [P]; `response_ids`, `turn_sequence`, `loss_mask`, `effective_mask`, `advantages`,
@@ -258,21 +246,14 @@ def json_lines(
     sampler's and those of the loss's denominator; null on tokens of others.
 
     `prompt` is what was asked last. `input` is all that the model had read before its first own
-    token, with system message, examples and what the chat template adds; null in files without
-    texts of tokens.
-
-    `turn_reward_components` sum to `turn_rewards`, and `global_rewards` sum to their part of the
-    total score. Names that begin with `_` are never summed; `_raw_NAME` is NAME without its weight.
-    An absent reward is null. A turn without rewards is not in `turn_rewards`.
+    token; null in files without texts of tokens. `turn_reward_components` sum to `turn_rewards`,
+    which lack turns without rewards. Names that begin with `_` are never summed; `_raw_NAME` is
+    NAME without its weight. An absent reward is null.
 
     Args:
-        stored: the stored rollouts of one step.
         rows: row numbers to write, in order.
         about: fields that every object begins with.
         pieces: texts of the tokens of every tree's segments; None if the file has none.
-
-    Reference:
-        KG-R1, arXiv 2509.26383.
     """
     for number in rows:
         tree = stored.rows.places[number][0]
@@ -336,7 +317,7 @@ def _join_prompt(before: "Sequence[Segment]") -> str:
 
 
 def _collect_reward_values(entries: "Mapping[str, RewardEntry]") -> dict[str, float | None]:
-    """Returns weighted values, then the raw values of the rewards that are summed."""
+    """Weighted values, then the raw values of the rewards that are summed."""
     weighted = {
         e.name: e.raw if e.raw is None or not e.is_summed else e.weight * e.raw
         for e in entries.values()
@@ -351,13 +332,13 @@ def _build_tokens_json(
     after: Sequence[int],
     own: Sequence[int],
 ) -> dict[str, Any]:
-    """Returns the per-token lists; `before` is the path of the prompt, `after` of the response."""
+    """The per-token lists; `before` is the path of the prompt, `after` of the response."""
     segments = stored.trees[stored.rows.places[number][0]].segments
     prompt = [token for s in before for token in segments[s].token_ids]
     response = [token for s in after for token in segments[s].token_ids]
-    turn_of = {s: segments[s].turn if s in own else NO_TURN for s in after}
+    turn_of = {s: segments[s].turn if s in own else -1 for s in after}
     turns = [turn_of[s] for s in after for _ in segments[s].token_ids]
-    policy = [int(turn != NO_TURN) for turn in turns]
+    policy = [int(turn != -1) for turn in turns]
     here = slice(len(prompt), len(prompt) + len(response))
     names = ("mask", "advantages", "old_logprobs")
     mask, advantages, old = (stored.rows.tokens[name] for name in names)

@@ -20,13 +20,7 @@ ID_WIDTH = 16
 
 
 @click.command()
-@click.option(
-    "--reward",
-    "name",
-    required=True,
-    metavar="NAME",
-    help="Name of a reward plugin, or FILE.py:NAME.",
-)
+@click.option("--reward", "name", required=True, metavar="NAME", help="A plugin, or FILE.py:NAME.")
 @click.argument("file", metavar="FILE")
 @overrides_option("OPTION=VALUE", "Set an option of the reward; can be repeated.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON Lines.")
@@ -54,7 +48,7 @@ def score(
     workers: int,
     deadline: float,
 ) -> int:
-    """Score the responses in FILE, one JSON object per line; `-` is stdin, gzip is decompressed.
+    """Score the responses in FILE, one JSON object per line; `-` is stdin.
 
     A line holds `response` and the fields of its task, at the top level or under `problem`; also
     `turn`, `of`, `spans`, `info`, `id` and `group` where the reward needs them. Every line produces
@@ -65,27 +59,26 @@ def score(
     plugin = build_reward(keep_plugin_file(name), overrides)
     values, absent, began = list[float](), 0, time.monotonic()
     with (
-        open_response_lines(file) as lines,
+        open_response_lines(file) as read,
         open_progress("scoring", "lines", hidden=sys.stdout.isatty()) as move,
     ):
         if not as_json:
             print_text(_format_score_row("LINE", "ID", "SCORE", "REASON"))
-        for scored in score_lines(plugin, lines, field=field, workers=workers, deadline=deadline):
+        for scored in score_lines(plugin, read, field=field, workers=workers, deadline=deadline):
             for each in scored:
                 values += [] if each.verdict is None else [each.verdict.value]
                 absent += each.verdict is None
-            form = _format_json_line if as_json else _format_row
-            print_text("\n".join(map(form, scored)))
+            if as_json:
+                lines = [format_json(each.to_plain_dict(), allow_nan=False) for each in scored]
+            else:
+                lines = [_format_row(each) for each in scored]
+            print_text("\n".join(lines))
             move(len(values) + absent)
     sys.stdout.flush()
     mean = f"mean score {fmean(values):.4g}; " if values else ""
     rate = (len(values) + absent) / max(time.monotonic() - began, 1e-9)
     print_text(f"{len(values)} scored, {absent} absent; {mean}{rate:,.0f} lines/s", err=True)
     return 1 if absent else 0
-
-
-def _format_json_line(scored: ScoredLine) -> str:
-    return format_json(scored.to_plain_dict(), allow_nan=False)
 
 
 def _format_row(scored: ScoredLine) -> str:

@@ -49,12 +49,7 @@ from rlx_registry import RunRecord
 @click.option("--seeds", metavar="0..4", help="Submit a run per seed.")
 @click.option("--grid", multiple=True, metavar="PATH=A,B", help="Submit a run per combination.")
 @click.option("--group", metavar="NAME", help="Name of the group of runs.")
-@click.option(
-    "--at-once",
-    type=click.IntRange(1),
-    default=1,
-    help="Runs of the group at a time.",
-)
+@click.option("--at-once", type=click.IntRange(1), default=1, help="Runs of the group at a time.")
 @label_refusal("submitted")
 def submit(
     spec: Path,
@@ -90,17 +85,16 @@ def submit(
     is_group = seeds is not None or bool(grid)
     if is_group and (again or detach or quiet):
         raise SpecError("--again, --detach and --quiet are for single runs; a group has --queue")
-    if group is not None and not is_group:
-        raise SpecError("--group names the runs of --seeds or --grid: add one of them")
     if group is not None:
+        if not is_group:
+            raise SpecError("--group names the runs of --seeds or --grid: add one of them")
         require_group_name(group)
     if from_checkpoint is not None:
         overrides += (f"from_checkpoint={from_checkpoint}",)
     members = read_run_group(spec, overrides, seeds, grid)
-    url = registry_url(members[0].read)
-    found: list[RunRecord | None] = [None]
-    if not again:
-        found = find_finished_runs(url, [one.experiment for one in members])
+    experiments = [one.experiment for one in members]
+    url = registry_url(experiments[0][0])
+    found = [None] if again else find_finished_runs(url, experiments)
     if not is_group and found[0] is not None:
         print_text(found[0].id) if quiet else _print_nothing_to_do(found[0], spec, overrides)
         return 0
@@ -108,30 +102,28 @@ def submit(
         with speed_up_imports():
             from rlx.api import check_submission
 
-        waits = queue or (not is_group and members[0].read.spec.runner.launcher.submits_jobs)
+        elsewhere = queue or (not is_group and experiments[0][0].spec.runner.launcher.submits_jobs)
         experiments, warnings = check_submission(
-            [one.experiment for one in members], elsewhere=waits, rehearse=not no_rehearsal
+            experiments, elsewhere=elsewhere, rehearse=not no_rehearsal
         )
-        members = [
-            replace(one, plugins=plugins)
-            for one, (_, plugins) in zip(members, experiments, strict=True)
-        ]
         for warning in warnings:
             print_report(format_diagnostic(warning))
     if is_group:
+        members = [
+            replace(one, experiment=own) for one, own in zip(members, experiments, strict=True)
+        ]
         return _submit_group(members, url, group, at_once=at_once, returns=queue, anyway=anyway)
-    run, created, reason = None, False, None
-    read, plugins = members[0].experiment
+    run, created = None, False
     try:
         with open_registry(url, read_only=False) as registry, delay_interrupts():
             run, created = start_experiment(
-                registry, read, plugins, again=again, queue=queue, anyway=anyway
+                registry, *experiments[0], again=again, queue=queue, anyway=anyway
             )
             reason = describe_new_run(registry, run) if created else None
         if quiet:
             print_text(run.id)
         elif created:
-            _print_started_run(run, read, reason)
+            _print_started_run(run, experiments[0][0], reason)
         else:
             _print_nothing_to_do(run, spec, overrides)
         if detach or queue or not created:
@@ -148,12 +140,7 @@ def submit(
 
 
 def _print_nothing_to_do(run: RunRecord, spec: Path, overrides: tuple[str, ...]) -> None:
-    state = {
-        "finished": "already finished",
-        "running": "is running",
-        "submitted": "is starting",
-        "queued": "is queued",
-    }
+    state = {"finished": "already finished", "submitted": "is starting"}
     kept = [o for o in overrides if not o.startswith("seed=")]
     seeded, same = (
         shlex.join(["rlx", "submit", str(spec), *(w for o in some for w in ("--set", o))])
@@ -161,7 +148,7 @@ def _print_nothing_to_do(run: RunRecord, spec: Path, overrides: tuple[str, ...])
     )
     print_text(
         f"= nothing to do: spec {run.digest}, seed {run.seed} "
-        f"{state.get(run.status, run.status)} as {run.id}\n"
+        f"{state.get(run.status, f'is {run.status}')} as {run.id}\n"
         f"  how it went:  rlx status {run.id}\n"
         f"  run it again: {same} --again\n"
         f"  another seed: {seeded} --set seed={run.seed + 1}"
@@ -203,18 +190,7 @@ def _submit_group(
     """Records the missing runs of a group, submits those that are jobs, shows all, and runs them.
 
     Args:
-        members: of the group.
-        url: of the registry.
-        group: name of the group; None builds one from the experiment's name and what varies.
-        at_once: number of runs at a time. Jobs are submitted at once.
         returns: only record the runs, and submit those that are jobs.
-        anyway: as of `submit_run`.
-
-    Returns:
-        0 if every run has finished, or was only recorded; else 1.
-
-    Raises:
-        SpecError: the name of the group is taken.
     """
     from rlx.cli.follow import GroupView
     from rlx.cli.tables import describe_mlflow_page

@@ -20,8 +20,10 @@ if TYPE_CHECKING:  # slow to import, and few runs have probes
     from rlx.spec import SuiteSpec
 
 WARM_START_LOSS = "warm_start/loss"
-CPU_PARTS = ("sample", "score", "learn", "record", "evaluate", "rest")
-"""Parts of a run's work, as the names of its metrics have them."""
+CPU_METRICS = {
+    f"perf/cpu_{part}_s": part
+    for part in ("sample", "score", "learn", "record", "evaluate", "rest")
+}
 
 
 def show_run_summary(registry: Registry, run: RunRecord) -> None:
@@ -73,7 +75,13 @@ def show_run_summary(registry: Registry, run: RunRecord) -> None:
         console.print(f"warm      {steps} steps of warm start, loss {first:.3f} → {last:.3f}")
     run = registry.run(run.id)  # MLflow may have it only since its supervisor has ended
     used = [float((e.payload or {})["cpu_seconds"]) for e in events if e.kind == "resources"]
-    _show_run_locations(run, used, _sum_cpu_seconds(registry, run.id), console)
+    curves = registry.results.metrics(run.id, list(CPU_METRICS))
+    parts = {
+        part: sum(value for _, value in curves[name])
+        for name, part in CPU_METRICS.items()
+        if curves.get(name)
+    }
+    _show_run_locations(run, used, parts, console)
 
 
 def _add_base_rate(figures: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -103,18 +111,6 @@ def _select_compared_evaluations(
     return columns
 
 
-def _sum_cpu_seconds(registry: Registry, run_id: str) -> dict[str, float]:
-    """CPU seconds of a run's first rank by part of its work: all steps and evaluations together.
-    Empty for runs of earlier versions."""
-    names = {f"perf/cpu_{part}_s": part for part in CPU_PARTS}
-    curves = registry.results.metrics(run_id, list(names))
-    return {
-        part: sum(value for _, value in curves[name])
-        for name, part in names.items()
-        if curves.get(name)
-    }
-
-
 def _add_environment_rows(columns: Sequence[Mapping[str, Any]], table: Table) -> None:
     """Adds rewards and environment figures, without the shares of single words."""
     for section in ("rewards", "environment"):
@@ -138,7 +134,7 @@ def _describe_sample_size(record: EvaluationRecord | None) -> str:
 
 
 def _format_change_cells(values: Sequence[float | None]) -> tuple[str, ...]:
-    """Formats figures, the first before and the last after training, and their difference."""
+    """Figures, the first before and the last after training, and their difference."""
 
     def format_cell_number(value: Any, sign: str = "") -> str:
         if value is None:
@@ -157,7 +153,7 @@ def _show_run_locations(
 
     Args:
         used: CPU seconds of each attempt.
-        parts: CPU seconds of the first rank, by part of its work.
+        parts: of the first rank, by part of its work; empty for runs of earlier versions.
     """
     seconds = (run.ended or 0) - (run.started or 0)
     lines = [f"took      {seconds:.0f} s" + (f", {sum(used):.0f} CPU-s" if used else "")]
@@ -183,10 +179,9 @@ def _show_run_locations(
 
 
 def describe_mlflow_page(runs: Sequence[RunRecord], names: Sequence[str]) -> str | None:
-    """Returns the address that shows runs on their MLflow server, or the command that serves it.
+    """The address that shows runs on their MLflow server, or the command that serves it.
 
     Args:
-        runs: as they are now in the registry.
         names: names for the runs that the command takes.
 
     Returns:
@@ -199,7 +194,7 @@ def describe_mlflow_page(runs: Sequence[RunRecord], names: Sequence[str]) -> str
 
 
 def _get_suite_figure(figures: Mapping[str, Any], name: str) -> float | None:
-    """Returns a figure by its path, such as `accuracy_at.0.5`; None if absent."""
+    """A figure by its path, such as `accuracy_at.0.5`."""
     first, _, rest = name.partition(".")
     found = figures.get(first)
     return (found or {}).get(rest) if rest else found
@@ -251,11 +246,8 @@ PROBE_SHARES = (0.0, 0.5, 1.0)
 
 
 def show_probes(probes: "Sequence[RecordedProbe]") -> None:
-    """Prints the probes of one run or model: a table per suite, and a line on stated confidence.
-
-    Args:
-        probes: ordered by step; the line is about the last one with stated confidences.
-    """
+    """Prints probes, ordered by step: a table per suite, and a line on stated confidence, of the
+    last one that has it."""
     from rlx.probe import agreement_line, compute_agreement
 
     console = open_console()

@@ -1,8 +1,8 @@
 """`rlx validate`: checks experiments without running them; shows their values and their schema."""
 
 import json
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,7 +14,6 @@ from rlx.discovery import ExperimentPlugins, list_installed_plugins
 from rlx.errors import RlxError, SpecError
 from rlx.importing import forbid_downloads
 from rlx.plan import check_file, find_missing_parts, require_showable_texts
-from rlx.plugin import Plugin
 from rlx.spec import PROFILES, ExperimentSpec
 from rlx.spec.reading import (
     Diagnostic,
@@ -24,7 +23,7 @@ from rlx.spec.reading import (
     list_leaf_values,
 )
 from rlx.text import escape_unprintable, write_text_file
-from rlx_registry import RunRecord
+from rlx_registry import RunRecord, fill_plugin_options
 
 _FILE = click.Path(path_type=Path)
 
@@ -127,8 +126,6 @@ def _write_schema(output: Path | None) -> None:
     text = format_json(experiment_schema(names), indent=2) + "\n"
     if output is None:
         return print_text(text, nl=False)
-    if output.is_dir():
-        raise SpecError(f"-o {escape_unprintable(str(output))} is a folder; name a file in it")
     write_text_file(output, text)
     return print_text(f"wrote {escape_unprintable(str(output))}", err=True)
 
@@ -141,16 +138,12 @@ class ShownExperiment(NamedTuple):
     digest: str
     values: dict[str, Any]
     origins: dict[str, str]
-    seed: int
 
 
 def show_values(shown: ShownExperiment, *, as_json: bool) -> None:
-    """Prints every value of an experiment with its origin.
-
-    An origin is a line of the file, `--set`, `default`, `plugin default`, or `profile NAME`.
-    """
+    """Prints every value of an experiment with its origin."""
     if as_json:
-        return print_json({k: v for k, v in shown._asdict().items() if k != "seed"})
+        return print_json(shown._asdict())
     order = {key: place for place, key in enumerate(ExperimentSpec.model_fields)}
     values, origins = shown.values, shown.origins
     paths = sorted(values, key=lambda path: order[path.split(".")[0]])
@@ -164,20 +157,21 @@ def show_values(shown: ShownExperiment, *, as_json: bool) -> None:
     key = min(max(map(len, paths)), room * 3 // 5)
     origin = min(max(len(row[2]) for row in rows), (room - key) * 3 // 5)
     print_table(Column(width=key), "", Column(width=origin), rows=rows)
-    return print_text(f"\nspec {shown.digest}, seed {shown.seed}")
+    return print_text(f"\nspec {shown.digest}, seed {shown.spec['seed']}")
 
 
 def _collect_values(read: LoadedSpec, plugins: ExperimentPlugins) -> ShownExperiment:
-    tree = read.spec.dump_resolved()
-    values, origins = dict(list_leaf_values(tree)), dict(read.origins)
-    profile = read.spec.credit.profile
-    for at, value in _list_plugin_defaults(plugins):
-        if at not in values:
-            section, *_, option = at.split(".")
-            by_profile = section in ("estimator", "mask") and option in PROFILES[profile]
-            values[at] = value
-            origins[at] = f"profile {profile}" if by_profile else "plugin default"
-    return ShownExperiment(tree, plugins.compute_digest(read.spec), values, origins, read.spec.seed)
+    """The values of a file with the options that its plugins have here."""
+    tree, profile = read.spec.dump_resolved(), read.spec.credit.profile
+    records = [asdict(origin) for origin in plugins.provenance]
+    values = dict(list_leaf_values(fill_plugin_options(tree, records)))
+    origins = dict.fromkeys(values, "plugin default")
+    for path in values:
+        section, _, option = path.partition(".")
+        if section in ("estimator", "mask") and option in PROFILES[profile]:
+            origins[path] = f"profile {profile}"
+    origins |= read.origins
+    return ShownExperiment(tree, plugins.compute_digest(read.spec), values, origins)
 
 
 def collect_run_values(run: RunRecord) -> ShownExperiment:
@@ -185,27 +179,4 @@ def collect_run_values(run: RunRecord) -> ShownExperiment:
     values, recorded = dict(list_leaf_values(run.settings)), run.origins or {}
     lacking = "plugin default" if recorded else "not recorded"
     origins = {path: recorded.get(path, lacking) for path in values}
-    return ShownExperiment(run.spec, run.digest, values, origins, run.seed)
-
-
-def _list_plugin_defaults(plugins: ExperimentPlugins) -> Iterator[tuple[str, Any]]:
-    """Yields every option of every plugin, by its path in YAML."""
-    rewards = {f"rewards.{s}.{name}": made for (s, name), made in plugins.rewards.items()}
-    places = {"task": plugins.task, **rewards, "mask": plugins.mask, "estimator": plugins.estimator}
-    for origin, plugin in zip(plugins.provenance, plugins.named, strict=True):
-        if origin.kind == "placement":
-            places["credit.placement"] = plugin
-    if plugins.environment is not None:
-        places["rollout.environment"] = plugins.environment
-    for place, plugin in places.items():
-        yield from _list_plugin_options(place, plugin)
-
-
-def _list_plugin_options(place: str, plugin: Plugin) -> Iterator[tuple[str, Any]]:
-    """Yields path and value of the options of a plugin and of the plugins nested in it."""
-    for path, value in list_leaf_values(plugin.model_dump(mode="json", by_alias=True)):
-        if path:
-            yield f"{place}.{path}", value
-    for option in plugin.nested:
-        for key, held in plugin.inner(option).items():
-            yield from _list_plugin_options(f"{place}.{option}.{key}", held)
+    return ShownExperiment(run.spec, run.digest, values, origins)

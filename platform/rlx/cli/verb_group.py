@@ -1,16 +1,15 @@
-"""The click group `rlx`: commands with a line of help, imported only when they are called, and the
-options and arguments that several of them share.
-"""
+"""The click group `rlx`, options that several commands share, and how errors are reported."""
 
 import os
 import sys
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import reduce
 from importlib import import_module
 from io import StringIO
 from itertools import pairwise
-from typing import Any, ClassVar, TypeVar
+from typing import Any, TypeVar
 
 import click
 
@@ -18,7 +17,7 @@ import rlx
 from rlx.cli.output import print_json, print_report, print_text
 from rlx.errors import RlxError
 from rlx.home import DEFAULT_REGISTRY
-from rlx.text import escape_unprintable, redact_passwords, redact_values
+from rlx.text import escape_unprintable, redact_passwords, redact_values, write_text_file
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 registry_option = click.option(
@@ -32,10 +31,15 @@ registry_option = click.option(
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
 
+def add_options(*options: Callable[[Command], Command]) -> Callable[[Command], Command]:
+    """A decorator that adds options to a command, in this order."""
+    return lambda command: reduce(lambda decorated, one: one(decorated), options[::-1], command)
+
+
 def overrides_option(
     metavar: str = "PATH=VALUE", help: str = "Override a value; can be repeated."
 ) -> Callable[[Command], Command]:
-    """Returns the option `--set`, which can be repeated."""
+    """The option `--set`."""
     return click.option("--set", "overrides", multiple=True, metavar=metavar, help=help)
 
 
@@ -62,60 +66,29 @@ VERBS = {
     "web": ("web:web", "Serve the dashboard, or MLflow's UI."),
 }
 """Of each verb its place in this package, "module:command", and its line in `rlx --help`."""
-FORMER_VERBS = {
+OTHER_NAMES = {
     "diff": "compare --diff",
     "doctor": "check",
+    "evaluate": "eval",
+    "kill": "stop",
+    "list": "runs",
     "mlflow": "web --mlflow",
     "pictures": "status --pictures",
     "probe": "eval --probe",
+    "push": "export --push",
+    "run": "submit",
     "schema": "validate --schema",
     "show": "validate --values",
     "sync": "check --repair",
+    "train": "submit",
     "verify-resume": "check --kills",
     "worker": "submit --at-once",
 }
-"""Verbs of earlier versions, and what does their work now."""
-OTHER_WORDS = {
-    "evaluate": "eval",
-    "follow": "logs -f",
-    "kill": "stop",
-    "list": "runs",
-    "push": "export --push",
-    "run": "submit",
-    "train": "submit",
-}
-"""What verbs of rlx are called elsewhere."""
+"""Verbs of earlier versions and of other tools, and what does their work here."""
 
 
-class SuggestingGroup(click.Group):
-    """A click group that suggests the nearest verb for an unknown one."""
-
-    other_words: ClassVar[Mapping[str, str]] = {}
-    """Words that are no verbs, and the verb that is meant."""
-    former_verbs: ClassVar[Mapping[str, str]] = {}
-    """Words that were verbs, and what replaces them."""
-
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        verbs = self.list_commands(ctx)
-        if args and args[0] in self.former_verbs:
-            ctx.fail(f"`rlx {args[0]}` is now `rlx {self.former_verbs[args[0]]}`")
-        if args and args[0] not in verbs and not args[0].startswith("-"):
-            from rlx.spec.reading import did_you_mean
-
-            near = did_you_mean(args[0], [*verbs, *self.other_words])
-            hint = f" There are: {', '.join(verbs)}."
-            if near:
-                hint = f" Did you mean '{self.other_words.get(near, near)}'?"
-            ctx.fail(f"No verb '{escape_unprintable(args[0])}'.{hint}")
-        return super().resolve_command(ctx, args)
-
-
-class LazyGroup(SuggestingGroup):
-    """A click group whose help and suggestions import no command."""
-
-    other_words, former_verbs = OTHER_WORDS, FORMER_VERBS
+class LazyGroup(click.Group):
+    """A click group that imports a command when it is called, and no command for help and hints."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(VERBS)
@@ -126,6 +99,17 @@ class LazyGroup(SuggestingGroup):
         module, _, attribute = VERBS[cmd_name][0].partition(":")
         command: click.Command = getattr(import_module(f"rlx.cli.{module}"), attribute)
         return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and args[0] not in VERBS and not args[0].startswith("-"):
+            from rlx.spec.reading import did_you_mean
+
+            near = OTHER_NAMES.get(args[0]) or did_you_mean(args[0], VERBS)
+            hint = f"Did you mean 'rlx {near}'?" if near else f"There are: {', '.join(VERBS)}."
+            ctx.fail(f"No verb '{escape_unprintable(args[0])}'. {hint}")
+        return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Verbs"):
@@ -156,14 +140,13 @@ def run_guarded(
         sys.stdout.flush()
         return result if isinstance(result, int) else 0
     except (click.exceptions.Abort, KeyboardInterrupt):
-        return report_interrupt()
+        return _report_interrupt()
     except BrokenPipeError:
         _abandon_output()  # the reader of the pipe has exited, which is no failure
         return 0
     except click.ClickException as error:
         message = redact_passwords(error.format_message())
-        usage = {"kind": "usage", "message": message, "exit_code": error.exit_code}
-        if not (as_json and _print_json({"error": usage})):
+        if not (as_json and _print_error_json("usage", message, error.exit_code)):
             shown = StringIO()
             error.show(shown)  # it repeats what the user typed
             print_text(redact_passwords(shown.getvalue()), err=True, nl=False)
@@ -172,7 +155,7 @@ def run_guarded(
         return _report_fault(error, as_json)
     except Exception as error:  # noqa: BLE001  (last handler; it saves the traceback)
         if interrupts:
-            return report_interrupt()
+            return _report_interrupt()
         from rlx.launch import convert_to_rlx_error  # imported only on failure
 
         fault = convert_to_rlx_error(error)
@@ -184,36 +167,24 @@ def run_guarded(
         return code
 
 
-def report_interrupt() -> int:
-    """Says that the command was interrupted; returns its exit code."""
+def _report_interrupt() -> int:
     print_text("interrupted", err=True)
     return 130
 
 
-def build_error_json(error: RlxError) -> dict[str, Any]:
-    """Returns an error as the JSON object that commands print with `--json`."""
-    fields: dict[str, Any] = {
-        "kind": type(error).__name__,
-        "message": str(error),
-        "exit_code": error.exit_code,
-    }
-    diagnostics = getattr(error, "diagnostics", None)
-    if diagnostics is None and (one := getattr(error, "diagnostic", None)) is not None:
-        diagnostics = (one,)
-    if diagnostics is not None:
-        fields["diagnostics"] = [found.to_json() for found in diagnostics]
-    return {"error": redact_values(fields)}
-
-
 def format_error_text(error: RlxError) -> str:
-    """Returns the message of an error, with the prefix `error:` if it has none."""
+    """The message of an error, with the prefix `error:` if it has none."""
     text = redact_passwords(str(error))
     return text if text.startswith(("error:", "warning:")) else f"error: {text}"
 
 
 def _report_fault(error: RlxError, as_json: bool) -> int:
     """Reports an error that rlx raised on purpose, or that the machine caused."""
-    if not (as_json and _print_json(build_error_json(error))):
+    one = getattr(error, "diagnostic", None)
+    found = getattr(error, "diagnostics", one and (one,))
+    more = {} if found is None else {"diagnostics": [each.to_json() for each in found]}
+    kind = type(error).__name__
+    if not (as_json and _print_error_json(kind, str(error), error.exit_code, **more)):
         print_report(format_error_text(error))
         _print_debug_traceback(error)
     return error.exit_code
@@ -226,25 +197,23 @@ def _report_bug(error: Exception, as_json: bool) -> int:
     first = f"{type(error).__name__}: {error}".splitlines()[0]
     line = escape_unprintable(redact_passwords(first))
     kept = get_rlx_home() / "last-error.txt"
+    report = redact_passwords("".join(traceback.format_exception(error)))
+    where = f"the traceback is in {format_path(kept)}"
     try:
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        report = redact_passwords("".join(traceback.format_exception(error)))
-        kept.write_text(report, encoding="utf-8")
-        where = f"the traceback is in {format_path(kept)}"
-    except OSError as trouble:
-        why = f"{format_path(kept)}: {trouble.strerror}"
-        where = f"the traceback could not be saved to {why}; try RLX_DEBUG=1"
-    bug = {"kind": "bug", "message": line, "exit_code": 1, "traceback": str(kept)}
-    if not (as_json and _print_json({"error": bug})):
+        write_text_file(kept, report)
+    except RlxError as trouble:
+        where = f"the traceback could not be saved: {trouble}; try RLX_DEBUG=1"
+    if not (as_json and _print_error_json("bug", line, 1, traceback=str(kept))):
         print_text(f"unexpected error, perhaps a bug in rlx: {line}\n  {where}", err=True)
         _print_debug_traceback(error)
     return 1
 
 
-def _print_json(value: dict[str, Any]) -> bool:
-    """Prints a JSON object; returns False if stdout cannot be written."""
+def _print_error_json(kind: str, message: str, exit_code: int, **more: Any) -> bool:
+    """Prints an error as JSON; returns False if stdout cannot be written."""
+    fields = {"kind": kind, "message": message, "exit_code": exit_code, **more}
     with suppress(OSError):
-        print_json(value)
+        print_json({"error": redact_values(fields)})
         return True
     return False
 

@@ -11,14 +11,13 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import reduce
 from pathlib import Path
 from typing import Any
 
 import click
 
 from rlx.cli.output import print_text
-from rlx.cli.verb_group import Command, registry_option
+from rlx.cli.verb_group import Command, add_options, registry_option
 from rlx.descendants import die_with_parent
 from rlx.errors import EnvironmentFault, SpecError
 from rlx.launch import create_missing_registry, open_registry
@@ -40,9 +39,9 @@ class ServerAddress:
     """Where a server listens, and whom it lets in.
 
     Attributes:
-        token: token of every request; None lets everyone in who can connect.
+        token: None lets everyone in who can connect.
         names: host names that requests may use.
-        is_named: whether the user named the token, so that it is not printed.
+        is_named: the user named the token, so it is not printed.
     """
 
     host: str
@@ -71,13 +70,8 @@ class ServerAddress:
 
 
 def access_options(ports: str, anyone: str) -> Callable[[Command], Command]:
-    """Returns the options whose values `choose_address` takes.
-
-    Args:
-        ports: says which port is the default.
-        anyone: says whom `--no-token` lets in.
-    """
-    options = (
+    """The options whose values `choose_address` takes; with help on the port and `--no-token`."""
+    return add_options(
         click.option(
             "--host", default="127.0.0.1", show_default=True, help="The address to listen on."
         ),
@@ -91,7 +85,6 @@ def access_options(ports: str, anyone: str) -> Callable[[Command], Command]:
         ),
         click.option("--no-token", "is_open", is_flag=True, help=anyone),
     )
-    return lambda command: reduce(lambda decorated, one: one(decorated), options[::-1], command)
 
 
 @click.command()
@@ -168,12 +161,7 @@ def choose_address(
 
 
 def run_server(app: Any, address: ServerAddress, patience: int | None = None) -> int:
-    """Serves an application until Ctrl-C.
-
-    Args:
-        app: of ASGI.
-        address: where it listens.
-        patience: seconds that responses have to end after Ctrl-C.
+    """Serves an ASGI application until Ctrl-C, after which responses have `patience` seconds.
 
     Returns:
         130, since only Ctrl-C ends it without an error.
@@ -190,11 +178,7 @@ def run_server(app: Any, address: ServerAddress, patience: int | None = None) ->
 
 
 def _serve_mlflow(runs: tuple[str, ...], url: str, host: str, port: int) -> int:
-    """Runs MLflow's server until Ctrl-C; the printed address opens the page of `runs`.
-
-    Returns:
-        Its exit code.
-    """
+    """Runs MLflow's server until Ctrl-C; the printed address opens the page of `runs`."""
     from rlx.home import format_path, get_rlx_home, tracking_url
     from rlx.record import MLFLOW_ENVIRONMENT, MLFLOW_START_PAGE, prepare_store
 
@@ -240,11 +224,7 @@ def _serve_mlflow(runs: tuple[str, ...], url: str, host: str, port: int) -> int:
 
 
 def _find_named_page(names: tuple[str, ...], url: str) -> tuple[str, str]:
-    """Returns the page of the named runs, and the URI of their store.
-
-    Raises:
-        SpecError: a name is unknown, or the runs are in no store that can be served here.
-    """
+    """The page of the named runs, and the URI of their store, if that can be served here."""
     from rlx.record import find_mlflow_link
     from rlx.results import find_named_runs
 
@@ -260,11 +240,7 @@ def _find_named_page(names: tuple[str, ...], url: str) -> tuple[str, str]:
 
 
 def require_free_port(host: str, port: int) -> None:
-    """Checks that a server could listen there.
-
-    Raises:
-        EnvironmentFault: the port is taken or not permitted, or `host` is not this machine's.
-    """
+    """Raises EnvironmentFault if no server could listen there."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE

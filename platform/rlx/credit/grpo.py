@@ -1,6 +1,6 @@
 """GRPO and the estimators that only add turns to it: scores compared within groups.
 
-A group of equal scores carries no signal and gets exact zeros. This needs care with rounding:
+A group of equal scores carries no signal and gets exact zeros. Rounding must not give it one:
 twelve float32 scores of 0.7 miss their own mean by 1e-7, which divided by a deviation of 1e-7 plus
 an epsilon of 1e-6 would give an advantage of 0.1.
 """
@@ -57,13 +57,8 @@ def assign_comparison_groups(
     group_ids: Tensor, tree_ids: Tensor, levels: Tensor, is_confidence: Tensor, options: Estimator
 ) -> Tensor:
     """`[B]` ids of the groups whose rows an estimator compares: rows that continue the same turn,
-    or with `baseline: prompt` all rows of a prompt on one level.
-
-    Args:
-        group_ids, tree_ids, levels: `[B]` as in `CreditInputs`.
-        is_confidence: `[B]` bool rows to which the options of `two_level.confidence` apply.
-        options: the estimator's.
-    """
+    or with `baseline: prompt` all rows of a prompt on one level. The options of
+    `two_level.confidence` apply to the `[B]` bool rows `is_confidence`."""
     if isinstance(options, TwoLevel):
         of_confidences, of_answers = options.confidence.baseline, options.baseline
     else:
@@ -146,8 +141,8 @@ def group_advantages(
         tolerance: a group whose scores differ by at most this much has no signal.
 
     Returns:
-        `[B]` in the dtype of `scores`; exactly 0 in a group whose scores are equal up to
-        rounding; NaN in a group that holds NaN.
+        `[B]` in the dtype of `scores`; exactly 0 in a group whose scores are equal up to rounding;
+        NaN in a group that holds NaN.
 
     Reference:
         DeepSeekMath (GRPO), arXiv 2402.03300, section 4.1; Dr. GRPO, arXiv 2503.20783; RLOO, arXiv
@@ -184,13 +179,8 @@ def group_advantages(
 
 
 def compute_group_extremes(scores: Tensor, slot: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Largest and smallest score of each group, `[G]` each; NaN in a group that contains NaN.
-
-    Args:
-        scores: `[B]`.
-        slot: `[B]` the row's group, from 0 to G - 1. The extremes of no scores are -∞ and ∞.
-        count: G.
-    """
+    """Largest and smallest of the `[B]` scores of each group, `[G]` each; NaN in a group that
+    contains NaN. `slot` is the row's group, from 0 to `count` - 1."""
     infinite = scores.new_full((count,), torch.inf)
     highest = (-infinite).scatter_reduce(0, slot, scores, "amax")
     lowest = infinite.scatter_reduce(0, slot, scores, "amin")
@@ -198,16 +188,8 @@ def compute_group_extremes(scores: Tensor, slot: Tensor, count: int) -> tuple[Te
 
 
 def has_score_spread(highest: Tensor, lowest: Tensor, tolerance: float = 0.0) -> Tensor:
-    """`[...]` bool whether a group's scores differ by more than rounding and tolerance.
-
-    Args:
-        highest: `[...]` the largest score of each group.
-        lowest: `[...]` the smallest score of each group.
-        tolerance: the largest difference at which scores still count as equal.
-
-    Returns:
-        Also True where a score is NaN, so that NaN is not mistaken for a lack of signal.
-    """
+    """`[...]` bool whether a group's largest and smallest scores differ by more than rounding and
+    tolerance; also True where one is NaN, so that NaN is not mistaken for a lack of signal."""
     number = torch.finfo(highest.dtype)
     rounding = torch.maximum(highest.abs(), lowest.abs()) * (ROUNDING * number.eps)
     # Below the smallest normal number, units in the last place are no longer relative.
@@ -218,14 +200,7 @@ def has_score_spread(highest: Tensor, lowest: Tensor, tolerance: float = 0.0) ->
 def compute_present_advantages(
     values: Tensor, present: Tensor, group_ids: Tensor, **comparison: Any
 ) -> Tensor:
-    """Group advantages among the present values, in the shape of `values`; 0 where absent.
-
-    Args:
-        values: `[B, K]`, read only where present.
-        present: `[B, K]` bool.
-        group_ids: `[B, K]` values with equal ids are compared.
-        comparison: settings of `group_advantages`.
-    """
+    """`[B, K]` group advantages among the present values; 0 where absent."""
     advantages = group_advantages(values[present], group_ids[present], **comparison)
     return torch.zeros_like(values).masked_scatter(present, advantages)
 
@@ -283,7 +258,7 @@ def estimate_gigpo(inputs: CreditInputs, options: Gigpo) -> Tensor:
 def compute_step_returns(
     rewards: Tensor, global_rewards: Tensor, taken: Tensor, gamma: float
 ) -> Tensor:
-    """Return from each turn on, discounted per turn; the outcome is paid at the last turn.
+    """`[B, K]` return from each turn on, discounted per turn; the outcome is paid at the last turn.
 
         Rₖ = Σ_{j≥k} γ^(j-k) · (rⱼ + [j is the last turn taken] · global)
 
@@ -291,10 +266,6 @@ def compute_step_returns(
         rewards: `[B, K]`; an unrewarded turn earns 0.
         global_rewards: `[B]`.
         taken: `[B, K]` bool the rollout has such a turn.
-        gamma: discount per turn.
-
-    Returns:
-        `[B, K]`; meaningful where `taken`.
 
     Reference:
         GiGPO, arXiv 2505.10978, equation 5.

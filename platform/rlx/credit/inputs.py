@@ -93,11 +93,7 @@ class CreditInputs:
         turn_ids: Tensor,
         mask: Tensor,
     ) -> "CreditInputs":
-        """Inputs with nothing but rewards and a mask: every row answers a prompt of its own.
-
-        Raises:
-            ShapeError: the tensors disagree.
-        """
+        """Inputs with nothing but rewards and a mask: every row answers a prompt of its own."""
         rows = torch.arange(len(global_rewards))
         return cls(
             turn_rewards=turn_rewards,
@@ -134,10 +130,10 @@ class CreditInputs:
         return self._counts[:, -1]
 
     def stream(self, name: str) -> Tensor:
-        """Returns a stream that the estimator's `needs` names.
+        """A stream that the estimator's `needs` names.
 
         Raises:
-            ShapeError: the stream is missing because the estimator's descriptor does not name it.
+            ShapeError: it does not name it.
         """
         tensor = self.streams.get(name, getattr(self, name, None))
         if not isinstance(tensor, Tensor):
@@ -161,29 +157,14 @@ class Credit:
 
 
 def sum_token_rewards(token_rewards: Tensor, mask: Tensor) -> Tensor:
-    """`[B]` sum of a row's token rewards, which is KG-R1's sum of token scores.
-
-    Args:
-        token_rewards: `[B, T]`.
-        mask: `[B, T]` bool; nothing outside it is read.
-
-    Reference:
-        KG-R1, arXiv 2509.26383.
-    """
+    """`[B]` sum of a row's `[B, T]` token rewards in the mask, which is KG-R1's sum of token scores
+    (arXiv 2509.26383)."""
     return torch.where(mask, token_rewards, 0.0).sum(dim=1)
 
 
 def structured_scores(turn_rewards: Tensor, turn_present: Tensor, global_rewards: Tensor) -> Tensor:
-    """`[B]` meanₖ(turn rewardₖ) + Σ global; only Σ global if no turn is rewarded.
-
-    Args:
-        turn_rewards: `[B, K]`, read only where present.
-        turn_present: `[B, K]` bool the turn was rewarded.
-        global_rewards: `[B]`, already summed.
-
-    Reference:
-        KG-R1, arXiv 2509.26383.
-    """
+    """`[B]` meanₖ(turn rewardₖ) + Σ global; only Σ global if no turn is rewarded (KG-R1, arXiv
+    2509.26383). The `[B, K]` turn rewards are read only where present."""
     turns = turn_present.sum(dim=1)
     rewards = torch.where(turn_present, turn_rewards, 0.0).sum(dim=1)
     return rewards / turns.clamp(min=1) + global_rewards
@@ -211,8 +192,8 @@ def spread_over_mask(per_row: Tensor, mask: Tensor) -> Tensor:
 def spread_over_turns(per_turn: Tensor, per_row: Tensor, turn_ids: Tensor, mask: Tensor) -> Tensor:
     """`[B, K]` and `[B]` to `[B, T]`: a token of turn k gets the value of its turn and of its row.
 
-    A turn's number is its column plus one. A turn without a column adds 0; tokens of no turn, whose
-    number is below 1, and tokens outside the mask get 0.
+    A turn's number is its column plus one. A turn without a column adds 0; tokens of no turn and
+    tokens outside the mask get 0.
     """
     # A leading column of zeros serves the tokens whose turn has no column.
     table = torch.nn.functional.pad(per_turn, (1, 0))

@@ -37,8 +37,8 @@ _BLOCK = 32
 def compute_decayed_sums(x: Tensor, factor: float) -> Tensor:
     """`[B, T]` Aₜ = xₜ + factor · Aₜ₊₁.
 
-    A matrix product computes each block. The first A of each block then obeys the same recursion
-    with factor^block, and later blocks reach into a block through the first A after it.
+    A matrix product computes each block. The first A of each block obeys the same recursion with
+    factor^block, and later blocks reach into a block through the first A after it.
     """
     width, short = x.shape[1], -x.shape[1] % _BLOCK
     within, beyond = _compute_decay_powers(factor, x.dtype, x.device)
@@ -77,16 +77,8 @@ def shift_left(x: Tensor, by: int = 1) -> Tensor:
 
 
 def apply_on_steps(recursion: Callable[..., Tensor], steps: Tensor, *streams: Tensor) -> Tensor:
-    """Applies a recursion to the steps of each row, as if nothing stood between them.
-
-    Args:
-        recursion: from streams whose first columns are the steps of each row to `[B, T']`.
-        steps: `[B, T]` bool.
-        streams: `[B, T]`; 0 outside the steps.
-
-    Returns:
-        `[B, T]`; positions outside the steps are undefined.
-    """
+    """Applies a recursion on `[B, T']` to the steps of each row, as if nothing stood between them.
+    `streams` are `[B, T]`, 0 outside the steps, where the result is undefined."""
     ones = steps.view(torch.int8)
     begins = (ones[:, 1:] > ones[:, :-1]).sum(dim=1, dtype=torch.int32) + ones[:, :1].sum(dim=1)
     if (begins <= 1).all():  # nothing stands between the steps
@@ -148,13 +140,10 @@ def compute_gae_advantages(
     """The formula of `estimate_gae`, not whitened.
 
     Args:
-        token_rewards: `[B, T]`.
         values: `[B, T]` the critic's estimate before the token's reward.
         mask: `[B, T]` bool tokens that learn.
-        gamma: discount per token.
-        lam: λ.
-        environment: "skip": t + 1 is the next learning token, and others are ignored. "literal":
-            t + 1 is the next position, so that rewards and values between the first and the last
+        environment: "skip": t + 1 is the next learning token, and others are ignored. "literal": t
+            + 1 is the next position, so that rewards and values between the first and the last
             learning token count even if they do not learn.
     """
 
@@ -310,17 +299,10 @@ def estimate_optimal_token_baseline(inputs: CreditInputs, options: OptimalTokenB
 
 
 def whiten_values(values: Tensor, mask: Tensor) -> Tensor:
-    """Scales to mean 0 and variance 1 over the mask of the whole batch.
+    """Scales `[B, T]` values to mean 0 and variance 1 over the mask of the whole batch; 0 outside.
+    Equal values, or a single one, become exactly 0.
 
         (x - mean) / √(variance + 1e-8)          variance = Σ (x - mean)² / (n - 1)
-
-    Args:
-        values: `[B, T]`.
-        mask: `[B, T]` bool.
-
-    Returns:
-        `[B, T]` in the dtype of `values`, 0 outside the mask. Equal values, or a single one,
-        become exactly 0.
     """
     chosen = values[mask]
     if len(chosen) == 0 or chosen.amax() == chosen.amin():
@@ -332,9 +314,7 @@ def whiten_values(values: Tensor, mask: Tensor) -> Tensor:
 
 
 def fill_between_ends(mask: Tensor) -> Tensor:
-    """`[B, T]` bool from the first to the last true position of the row: the range that the literal
-    recursion of `compute_gae_advantages` reads.
-    """
+    """`[B, T]` bool from the first to the last true position of the row."""
     begun = mask.cumsum(dim=1) > 0
     unfinished = mask.flip(1).cumsum(dim=1).flip(1) > 0
     return begun & unfinished

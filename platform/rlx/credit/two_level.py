@@ -1,9 +1,7 @@
 """Two-level credit, which belongs to RLCR in two turns (RLCR: arXiv 2507.16806).
 
 Confidences are compared twice: first with their siblings, which leaves the scale open; then the
-scale is chosen, over a wider group. The second takes only the advantages of confidences, not those
-of answers. Normalising again per prompt (`prompt_renorm`) is `group_advantages` on the prompt ids;
-on centred advantages, whose mean is 0, it equals `prompt_scale`.
+scale is chosen, over a wider group. On centred advantages `prompt_renorm` equals `prompt_scale`.
 """
 
 import math
@@ -80,15 +78,8 @@ def compute_label_advantages(
         Aᵢ = sᵢ - mean of sⱼ over j ≠ i with yⱼ = yᵢ
 
     The baseline depends on the label, which is there before the confidence, and not on the
-    confidence itself, so the gradient has no bias, even with one confidence per answer.
-
-    Args:
-        scores: `[B]`.
-        labels: `[B]` y; NaN where a row is not compared.
-        singleton, tolerance: as in `group_advantages`.
-
-    Returns:
-        `[B]`; 0 where a row is not compared.
+    confidence itself, so the gradient has no bias, even with one confidence per answer. `[B]`;
+    labels are NaN where a row is not compared, which gets 0.
     """
     compared, advantages = labels.isfinite(), torch.zeros_like(scores)
     if compared.any():
@@ -105,7 +96,6 @@ def compute_label_advantages(
 def _apply_second_level(
     advantages: Tensor, inputs: CreditInputs, options: TwoLevel
 ) -> ScaledAdvantages:
-    """Applies the second level to the advantages of confidences."""
     prompts = inputs.tree_ids[_find_confidences(inputs)]
     ddof, eps = options.confidence.ddof, options.confidence.eps
     match options.second_level:
@@ -127,21 +117,13 @@ def prompt_scale(
     ddof: int = _DEFAULTS.confidence.ddof,
     eps: float = _DEFAULTS.confidence.eps,
 ) -> Tensor:
-    """Divides all confidences of a prompt by one deviation, without shifting the mean.
+    """Divides all confidences of a prompt, `[B]` and centred within their answer, by one deviation,
+    without shifting the mean. 0 stays exactly 0.
 
         Aᵢ = aᵢ / (σ + ε)        σ² = Σ a² / (n - ddof) over the prompt
 
-    Right and wrong answers of a prompt share σ, so it cancels less than dividing within an
-    answer does; if all answers of a prompt are alike it cancels just as much.
-
-    Args:
-        advantages: `[B]` confidences, centred within their answer.
-        prompt_ids: `[B]` rows with equal ids belong to one prompt.
-        ddof: as above.
-        eps: added to σ.
-
-    Returns:
-        `[B]`; 0 stays exactly 0.
+    Right and wrong answers of a prompt share σ, so it cancels less than dividing within an answer
+    does; if all answers of a prompt are alike it cancels just as much.
 
     Reference:
         RLCR in two turns (RLCR: arXiv 2507.16806).
@@ -159,21 +141,14 @@ def ema_scale(
     momentum: float = _DEFAULTS.momentum,
     eps: float = _DEFAULTS.confidence.eps,
 ) -> ScaledAdvantages:
-    """Divides by a running root mean square, shared by all prompts and carried across steps.
+    """Divides `[B]` confidences, centred within their answer, by a running root mean square, shared
+    by all prompts and carried across steps. 0 stays exactly 0.
 
         v ← m · v + (1 - m) · mean(a²)        Aᵢ = aᵢ / (√v + ε)
 
-    The scale does not depend on the answer or the prompt, so the Brier gradient keeps its size.
-
-    Args:
-        advantages: `[B]` confidences of the whole step, centred within their answer.
-        mean_square: v after the previous step; None before the first.
-        momentum: m.
-        eps: added to √v.
-
-    Returns:
-        `[B]` advantages, 0 stays exactly 0; and the new v. A step without any signal leaves v
-        unchanged: it has no scale, and a v that starts at 0 would blow up the next step.
+    The scale does not depend on the answer or the prompt, so the Brier gradient keeps its size. A
+    step without any signal leaves v (`mean_square`) unchanged: it has no scale, and a v that starts
+    at 0 would blow up the next step.
 
     Reference:
         RLCR in two turns (RLCR: arXiv 2507.16806).

@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from copy import deepcopy
 from dataclasses import asdict, dataclass, replace
-from types import MappingProxyType
 from typing import Any, cast
 
 from pydantic import BaseModel, ValidationError
@@ -51,13 +50,7 @@ DEMONSTRATIONS: KeyPath = ("model", "warm_start", "demonstrations")
 
 @dataclass(frozen=True, slots=True)
 class Provenance(InstalledPlugin):
-    """Which code a plugin's name resolved to.
-
-    Attributes:
-        sha256: hex digest of the module's source, or of all `.py` files of a package if the entry
-            point names one.
-        options: all resolved options, including defaults and those of the profile.
-    """
+    """Which code a plugin's name resolved to, by the digest of its source, and all its options."""
 
     sha256: str
     options: Mapping[str, Any]
@@ -65,13 +58,9 @@ class Provenance(InstalledPlugin):
 
 @dataclass(frozen=True, slots=True)
 class PluginReference:
-    """One place in a spec that names a plugin.
-
-    Attributes:
-        keys: YAML keys that rlx reads itself, not options of the plugin.
-        key: the key that holds the plugin's name; "" if the name stands there alone.
-        profile: credit profile that fills in omitted options of an estimator or a mask.
-    """
+    """One place in a spec that names a plugin: the keys that rlx reads itself, the one that holds
+    the plugin's name ("" if the name stands there alone), the plugin's options, and the credit
+    profile that fills in those that an estimator or a mask lacks."""
 
     path: KeyPath
     kind: Kind
@@ -93,12 +82,8 @@ class PluginReference:
 
 
 def build_plugin(use: PluginUse, kind: Kind) -> Plugin:
-    """Imports a plugin and builds it with its options.
-
-    Raises:
-        PluginFault: as `load_plugin`.
-        InvalidSpec: the options are invalid.
-    """
+    """Imports a plugin and builds it with its options; raises what `load_plugin` does, and
+    `InvalidSpec` where the options are invalid."""
     tree = use.model_dump(mode="json", by_alias=True)
     built = _build_plugin_at(_build_plugin_place((), kind, type(use), tree))
     if isinstance(built, Plugin):
@@ -107,11 +92,7 @@ def build_plugin(use: PluginUse, kind: Kind) -> Plugin:
 
 
 def build_placement(credit: CreditSpec) -> Placement:
-    """Builds the placement in effect.
-
-    Raises:
-        PluginFault, InvalidSpec: as `build_plugin`.
-    """
+    """Builds the placement in effect, as `build_plugin` does."""
     return cast(Placement, build_plugin(credit.resolved_placement, "placement"))
 
 
@@ -129,14 +110,13 @@ def _build_plugin_place(
 def _list_places(tree: Mapping[str, Any]) -> Iterator[PluginReference]:
     """Yields the places of a tree that name plugins; malformed ones are skipped, since the spec
     reader reports them."""
-    task = tree.get("task")
+    task, rollout = tree.get("task"), _get_mapping(tree, "rollout")
     named: list[tuple[KeyPath, Kind, type[PluginUse], Any]] = [(("task",), "task", PluginUse, task)]
     for name, changed in _get_mapping(tree, "evaluation", "variants").items():
         if isinstance(task, dict) and isinstance(changed, dict):
             variant = {**task, **changed}
             named.append((("evaluation", "variants", name), "task", PluginUse, variant))
     named.append((DEMONSTRATIONS, "task", PluginUse, get_at_path(tree, DEMONSTRATIONS)))
-    rollout = _get_mapping(tree, "rollout")
     if rollout.get("schedule") == "environment":
         use = rollout.get("environment")
         if tools := rollout.get("tools"):
@@ -144,12 +124,14 @@ def _list_places(tree: Mapping[str, Any]) -> Iterator[PluginReference]:
         named.append((("rollout", "environment"), "environment", EnvironmentUse, use))
     scopes: dict[str, type[PluginUse]] = {"turn": TurnReward, "global": GlobalReward}
     for scope, model in scopes.items():
-        for name, use in _get_mapping(tree, "rewards", scope).items():
-            named.append((("rewards", scope, name), "reward", model, use))
+        uses = _get_mapping(tree, "rewards", scope).items()
+        named += [(("rewards", scope, name), "reward", model, use) for name, use in uses]
     placement = get_at_path(tree, ("credit", "placement"))
-    named.append((("mask",), "mask", MaskUse, tree.get("mask")))
-    named.append((("estimator",), "estimator", EstimatorUse, tree.get("estimator")))
-    named.append((("credit", "placement"), "placement", PlacementUse, placement))
+    named += [
+        (("mask",), "mask", MaskUse, tree.get("mask")),
+        (("estimator",), "estimator", EstimatorUse, tree.get("estimator")),
+        (("credit", "placement"), "placement", PlacementUse, placement),
+    ]
     for path, kind, model, use in named:
         if isinstance(use, str) and model is PlacementUse:
             yield PluginReference(path, kind, list_yaml_keys(model), "", use, {}, None)
@@ -209,9 +191,8 @@ def _build_plugin_at(place: PluginReference) -> Plugin | list[Diagnostic]:
             plugin = cls.model_validate_json(to_json(options), strict=True)
     except ValidationError as error:
         keys = [k for k in place.keys if k != "plugin"]
-        own = explain_validation_error(
-            error, cls, dict(place.options), at=place.path, more_keys=keys
-        )
+        options = dict(place.options)
+        own = explain_validation_error(error, cls, options, at=place.path, more_keys=keys)
         return [*own, *faults]
     except Exception as error:
         what = f"failed on its options: {type(error).__name__}: {error}"
@@ -301,10 +282,9 @@ class ExperimentPlugins:
     Attributes:
         variants: the task with the options of each of `evaluation.variants`.
         demonstrations: the task that `model.warm_start` names, else the experiment's own.
-        environment: None if the schedule has none.
-        rewards: by (scope, name), such as `("turn", "accuracy")`; the scope is "turn" or "global".
+        rewards: by scope, "turn" or "global", and name.
         provenance: one entry per plugin, in the order of the spec.
-        named: the plugins, in the same order as `provenance`.
+        named: the plugins, in the same order.
         default_options: paths of options in the spec that have their default values.
         reference: `model.reference`, whose files decide the result as data do.
         warnings: what `rlx.plan` warns of; empty if the experiment was not checked.
@@ -324,10 +304,7 @@ class ExperimentPlugins:
     warnings: tuple[Diagnostic, ...] = ()
 
     def compute_digest(self, spec: ExperimentSpec) -> str:
-        """Returns the digest that identifies an experiment with these plugins, except the seed.
-
-        An option that is written with its default value counts as omitted.
-        """
+        """Returns the experiment's digest, with options that have their defaults left out."""
         return spec.compute_digest(self.default_options)
 
     def list_records(self) -> list[dict[str, Any]]:
@@ -352,13 +329,8 @@ class ExperimentPlugins:
 
 @dataclass(frozen=True, slots=True)
 class BuiltPlugins:
-    """What became of the plugins that a tree names.
-
-    Attributes:
-        places: where the tree names plugins, without those nested in other plugins.
-        built: the plugins that could be built, by path.
-        faults: why the others could not.
-    """
+    """Where a tree names plugins, those that could be built by path, and why others could not;
+    those nested in other plugins are in these."""
 
     places: tuple[PluginReference, ...]
     built: Mapping[KeyPath, Plugin]
@@ -367,11 +339,6 @@ class BuiltPlugins:
     def list_all(self) -> list[tuple[PluginReference, Plugin]]:
         """Returns every built plugin, each followed by its nested plugins."""
         return list(_list_with_nested(self.places, self.built))
-
-    def get_reward(self, name: str) -> Plugin | None:
-        """Returns the turn or global reward of that name."""
-        either = (self.built.get(("rewards", scope, name)) for scope in ("turn", "global"))
-        return next(filter(None, either), None)
 
     def to_experiment(self, spec: ExperimentSpec) -> ExperimentPlugins:
         """Returns the plugins of an experiment, all of which could be built."""
@@ -411,11 +378,8 @@ def build_named_plugins(tree: Mapping[str, Any]) -> BuiltPlugins:
 
 
 def resolve_plugins(spec: ExperimentSpec) -> ExperimentPlugins:
-    """Builds an experiment's plugins, without those of its phases and without checking their fit.
-
-    Raises:
-        InvalidSpec: lists every fault found; InvalidPlugins if only plugins are at fault.
-    """
+    """Builds an experiment's plugins, without those of its phases and without checking their fit;
+    raises `InvalidSpec` with every fault."""
     plugins = build_named_plugins(spec.dump_resolved())
     if plugins.faults:
         raise build_refusal(plugins.faults, f"experiment '{spec.name}'")
@@ -427,7 +391,7 @@ class Provider:
     """What computes streams, or has something else that a plugin may need.
 
     Attributes:
-        origin: what provides it.
+        origin: in words.
         is_present: whether an experiment with this task has it.
         help: how to make the experiment provide it.
         implementation: "module:function" that computes its streams in a training step, called with
@@ -450,77 +414,70 @@ def _demonstrates(task: Plugin) -> bool:
     return bool(getattr(task, "demonstrates", True))
 
 
-def _is_single_turn(spec: ExperimentSpec) -> bool:
-    return isinstance(spec.rollout, SingleRolloutSpec)
-
-
-PROVIDERS: Mapping[str, Provider] = MappingProxyType(
-    {
-        "reference": Provider(
-            "a reference model",
-            lambda spec, task: True,
-            implementation="rlx.run.streams:compute_reference_logprobs",
+PROVIDERS: Mapping[str, Provider] = {
+    "reference": Provider(
+        "a reference model",
+        lambda spec, task: True,
+        implementation="rlx.run.streams:compute_reference_logprobs",
+    ),
+    "distributions": Provider(
+        "the learner's distributions",
+        lambda spec, task: True,
+        implementation="rlx.run.streams:compute_collision_probs",
+    ),
+    "critic": Provider(
+        "a critic",
+        lambda spec, task: spec.critic is not None,
+        "add one: `critic: {}`, or `critic: {learning_rate: 1e-5}`",
+        implementation="rlx.run.streams:compute_critic_values",
+        section="critic",
+        user="gae",
+    ),
+    "monte_carlo": Provider(
+        "a Monte-Carlo continuation of responses",
+        lambda spec, task: (
+            spec.monte_carlo is not None and isinstance(spec.rollout, SingleRolloutSpec)
         ),
-        "distributions": Provider(
-            "the learner's distributions",
-            lambda spec, task: True,
-            implementation="rlx.run.streams:compute_collision_probs",
-        ),
-        "critic": Provider(
-            "a critic",
-            lambda spec, task: spec.critic is not None,
-            "add one: `critic: {}`, or `critic: {learning_rate: 1e-5}`",
-            implementation="rlx.run.streams:compute_critic_values",
-            section="critic",
-            user="gae",
-        ),
-        "monte_carlo": Provider(
-            "a Monte-Carlo continuation of responses",
-            lambda spec, task: spec.monte_carlo is not None and _is_single_turn(spec),
-            "add one: `monte_carlo: {samples: 4}`, with `rollout.schedule: single`",
-            implementation="rlx.run.streams:estimate_state_values",
-            uses_sampler=True,
-            section="monte_carlo",
-            user="vineppo",
-        ),
-        "greedy_answer": Provider(
-            "a greedy answer next to the sampled ones",
-            lambda spec, task: _is_single_turn(spec),
-            "use `rollout.schedule: single`",
-            implementation="rlx.run.streams:compute_greedy_scores",
-        ),
-        "environment": Provider(
-            "a schedule with an environment or an agent",
-            lambda spec, task: isinstance(spec.rollout, MultiTurnRolloutSpec),
-            "use `rollout.schedule: environment` or `agent`",
-        ),
-        "demonstrations": Provider(
-            "the task",
-            lambda spec, task: _demonstrates(task),
-            "choose a task that has demonstrations, name one in model.warm_start.demonstrations, "
-            "or set model.warm_start: null",
-        ),
-        "lessons": Provider(
-            "the task",
-            lambda spec, task: isinstance(task, Rehearsed) and _demonstrates(task),
-            "choose a task that can be rehearsed in the environment (your own task can implement "
-            "rlx.plugin.Rehearsed), or set model.warm_start: null",
-        ),
-    }
-)
+        "add one: `monte_carlo: {samples: 4}`, with `rollout.schedule: single`",
+        implementation="rlx.run.streams:estimate_state_values",
+        uses_sampler=True,
+        section="monte_carlo",
+        user="vineppo",
+    ),
+    "greedy_answer": Provider(
+        "a greedy answer next to the sampled ones",
+        lambda spec, task: isinstance(spec.rollout, SingleRolloutSpec),
+        "use `rollout.schedule: single`",
+        implementation="rlx.run.streams:compute_greedy_scores",
+    ),
+    "environment": Provider(
+        "a schedule with an environment or an agent",
+        lambda spec, task: isinstance(spec.rollout, MultiTurnRolloutSpec),
+        "use `rollout.schedule: environment` or `agent`",
+    ),
+    "demonstrations": Provider(
+        "the task",
+        lambda spec, task: _demonstrates(task),
+        "choose a task that has demonstrations, name one in model.warm_start.demonstrations, "
+        "or set model.warm_start: null",
+    ),
+    "lessons": Provider(
+        "the task",
+        lambda spec, task: isinstance(task, Rehearsed) and _demonstrates(task),
+        "choose a task that can be rehearsed in the environment (your own task can implement "
+        "rlx.plugin.Rehearsed), or set model.warm_start: null",
+    ),
+}
 """Every provider: of streams, by its name in their table (`rlx_registry.STREAMS`), and of other
 things that a plugin may need."""
 
 
 _EVERY_STEP = Provider("every step", lambda spec, task: True)
-NEEDS: Mapping[str, Provider] = MappingProxyType(
-    {
-        stream.name: PROVIDERS.get(stream.provider, _EVERY_STEP)
-        for stream in STREAMS.values()
-        if stream.provider != "credit"
-    }
-    | {name: one for name, one in PROVIDERS.items() if not one.implementation}
-)
+NEEDS: Mapping[str, Provider] = {
+    stream.name: PROVIDERS.get(stream.provider, _EVERY_STEP)
+    for stream in STREAMS.values()
+    if stream.provider != "credit"
+} | {name: one for name, one in PROVIDERS.items() if not one.implementation}
 """The provider of everything that `needs` may name."""
 
 
@@ -537,11 +494,7 @@ def list_providers(needs: Iterable[str]) -> list[Provider]:
 
 
 def list_plugin_records(spec: ExperimentSpec, plugins: ExperimentPlugins) -> list[dict[str, Any]]:
-    """Returns what a run records of its plugins, and of those with data that only phases have.
-
-    Raises:
-        InvalidSpec: a phase's plugins cannot be built.
-    """
+    """Returns what a run records of its plugins, and of those with data that only phases have."""
     records = plugins.list_records()
     for phase in spec.phases:
         if phase.set:
@@ -553,12 +506,8 @@ def list_plugin_records(spec: ExperimentSpec, plugins: ExperimentPlugins) -> lis
 def describe_plugin_changes(
     now: Sequence[Provenance], then: Sequence[Mapping[str, Any]]
 ) -> Iterator[str]:
-    """Yields a note for each plugin whose version, source or default options differ from the run's.
-
-    Args:
-        now: the plugins of the run's experiment here.
-        then: those that the run recorded.
-    """
+    """Yields a note for each plugin whose version, source or default options differ from those
+    that a run recorded."""
     used: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
     for record in then:
         used.setdefault((record["kind"], record["name"]), []).append(record)
@@ -592,10 +541,6 @@ def describe_data_changes(
     """Yields a note for each file that a plugin of a run reads, and that has changed since.
 
     What the run or this machine has no digest of is not compared.
-
-    Args:
-        now: the plugins of the run's experiment here, as `list_plugin_records`.
-        then: those that the run recorded.
     """
     for record in now:
         here = record["data"]

@@ -1,8 +1,4 @@
-"""Finds installed plugins through entry points and imports the ones that are named.
-
-Listing plugins reads only the metadata of installed distributions. A plugin is imported when an
-experiment names it, so a broken plugin affects only the experiments that use it.
-"""
+"""Finds installed plugins through entry points and imports the ones that are named."""
 
 import sys
 from collections.abc import Callable, Mapping, Set
@@ -33,17 +29,7 @@ from rlx.plugin import (
 )
 from rlx.plugin_calls import show_plugin_output
 from rlx.plugin_files import KeptPlugin
-from rlx.spec import (
-    EVERY_TURN,
-    EnvironmentUse,
-    EstimatorUse,
-    GlobalReward,
-    MaskUse,
-    PlacementUse,
-    PluginUse,
-    TurnReward,
-    list_yaml_keys,
-)
+from rlx.spec import EVERY_TURN, PLUGIN_USES, list_yaml_keys
 from rlx.spec.reading import Diagnostic, build_error, did_you_mean, format_diagnostic
 
 Kind = Literal[
@@ -65,14 +51,8 @@ GROUPS: Mapping[Kind, str] = {kind: f"rlx.{kind}s" for kind in get_args(Kind)}
 
 @dataclass(frozen=True, slots=True)
 class InstalledPlugin:
-    """An installed plugin, as described by its distribution's metadata.
-
-    Attributes:
-        name: name in YAML.
-        distribution: distribution that provides it.
-        version: version of the distribution.
-        entry_point: "module:attribute".
-    """
+    """An installed plugin by its name in YAML, as described by its distribution's metadata; its
+    entry point is "module:attribute"."""
 
     kind: Kind
     name: str
@@ -82,7 +62,7 @@ class InstalledPlugin:
 
     @property
     def source(self) -> str:
-        """Distribution and version, such as `rlx-example 1.0`."""
+        """Such as `rlx-example 1.0`."""
         return f"{self.distribution} {self.version}"
 
     @property
@@ -149,11 +129,8 @@ def find_installed_plugin(kind: Kind, name: str) -> InstalledPlugin:
 
 
 def find_kept_plugins(name: str) -> list[InstalledPlugin]:
-    """Returns the plugin in a kept file as each kind that it can be.
-
-    Raises:
-        PluginFault: it cannot be imported, or is no plugin of any kind.
-    """
+    """Returns the plugin in a kept file as each kind that it can be; raises `PluginFault` if it
+    cannot be imported, or is no plugin of any kind."""
     offers = [find_installed_plugin(kind, name) for kind in GROUPS]
     cls = _import_plugin(find_installed_plugin("reward", name))
     fits = [offer for offer in offers if not _describe_misfit(offer.kind, cls)]
@@ -183,11 +160,7 @@ def load_plugin(kind: Kind, name: str) -> type[Plugin]:
 
 
 def _import_plugin(plugin: InstalledPlugin) -> Any:
-    """Imports what a plugin's name stands for, which need not be a plugin.
-
-    Raises:
-        PluginFault: it cannot be imported.
-    """
+    """Imports what a plugin's name stands for, which need not be a plugin."""
     kept = KeptPlugin.parse(plugin.name)
     module, _, attribute = plugin.entry_point.partition(":")
     try:
@@ -237,15 +210,6 @@ def _normalize_distribution(distribution: str) -> str:
     return distribution.lower().replace("_", "-").replace(".", "-")
 
 
-_USES: Mapping[Kind, tuple[type[PluginUse], ...]] = {
-    "task": (PluginUse,),
-    "environment": (EnvironmentUse,),
-    "reward": (TurnReward, GlobalReward),
-    "estimator": (EstimatorUse,),
-    "mask": (MaskUse,),
-    "placement": (PlacementUse,),
-}
-"""Sections that name plugins; their own keys cannot be options."""
 _BASES: Mapping[Kind, type] = {
     "environment": Environment,
     "estimator": Estimator,
@@ -269,31 +233,21 @@ def _describe_misfit(kind: Kind, offered: Any) -> str:
     if not issubclass(offered, Plugin):
         return f"{offered.__name__} does not derive from rlx.plugin.Plugin"
     if kind in _BASES and not issubclass(offered, _BASES[kind]):
-        wanted = ("problem", "demonstration") if kind == "task" else ()
-        lacks = ", ".join(f"`{name}`" for name in wanted if not hasattr(offered, name))
-        what = f": it has no {lacks}" if lacks else ""
-        return f"{offered.__name__} is not an rlx.plugin.{_BASES[kind].__name__}{what}"
+        return f"{offered.__name__} is not an rlx.plugin.{_BASES[kind].__name__}"
     if unwritten := sorted(offered.__abstractmethods__):
         return f"{offered.__name__} has no {', '.join(f'`{name}`' for name in unwritten)}"
     if kind == "environment":
         kinds: Any = getattr(offered, "kinds", ())
         if isinstance(kinds, str) or not kinds or not all(isinstance(k, str) and k for k in kinds):
-            return (
-                f"{offered.__name__} does not set `kinds`, a tuple with the names of its kinds of "
-                "turn"
-            )
+            return f"{offered.__name__} does not set `kinds`, a tuple of names of kinds of turn"
         if reserved := [k for k in (EVERY_TURN, FAILED) if k in kinds]:
-            return (
-                f"{offered.__name__} has a kind of turn '{reserved[0]}', a name that rlx reserves; "
-                "rename it"
-            )
+            return f"{offered.__name__} has a kind of turn '{reserved[0]}', a name of rlx's own"
     if kind == "reward" and not (hasattr(offered, "score") and hasattr(offered, "scope")):
         return f"{offered.__name__} has no `score` or no `scope`"
-    kept = {key for use in _USES.get(kind, ()) for key in list_yaml_keys(use)}
+    kept = {key for use, one in PLUGIN_USES.items() if one == kind for key in list_yaml_keys(use)}
     if taken := sorted(kept.intersection(list_yaml_keys(offered))):
         return f"its option {taken[0]!r} could never be set: rlx reads that key itself; rename it"
-    names_code = isinstance(getattr(offered, "implementation", None), str)
-    if kind in _NAME_CODE and not names_code:
+    if kind in _NAME_CODE and not isinstance(getattr(offered, "implementation", None), str):
         return f"{offered.__name__} does not set `implementation`"
     return ""
 
@@ -365,8 +319,5 @@ def _diagnose_import_error(plugin: InstalledPlugin, error: BaseException) -> Dia
         fault = (
             f"mend {plugin.distribution}: rlx imports a copy of it, without the modules beside it"
         )
-    helps = (
-        fault,
-        f"full traceback: `RLX_DEBUG=1 rlx plugins show {plugin.name}`",
-    )
+    helps = (fault, f"full traceback: `RLX_DEBUG=1 rlx plugins show {plugin.name}`")
     return build_plugin_diagnostic(plugin, "failed to import", helps, cause)

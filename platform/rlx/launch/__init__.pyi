@@ -1,10 +1,3 @@
-from .devices import (
-    DeviceShortage,
-    build_device_request,
-    diagnose_devices,
-    query_nvidia_driver,
-    torch_build,
-)
 from .failures import (
     LOW_DISK_BYTES,
     convert_to_rlx_error,
@@ -22,6 +15,29 @@ from .launcher import (
     read_job_id,
     reconcile_job,
 )
+from .lifecycle import (
+    collect_code_version,
+    collect_environment_versions,
+    continue_run,
+    describe_new_run,
+    find_finished_runs,
+    registry_url,
+    run_queue,
+    start_experiment,
+    start_job,
+    stop_run,
+    submit_run,
+    watch_run,
+)
+from .machine import (
+    DeviceShortage,
+    Package,
+    build_device_request,
+    diagnose_devices,
+    list_packages,
+    query_nvidia_driver,
+    torch_build,
+)
 from .processes import (
     child_environment,
     delay_interrupts,
@@ -32,7 +48,6 @@ from .processes import (
     list_live_ranks,
     this_machine,
 )
-from .queue import run_queue
 from .ray_launcher import RayLauncher
 from .resume_trial import (
     VICTIMS,
@@ -61,23 +76,6 @@ from .run_access import (
     require_same_data,
 )
 from .slurm import SlurmLauncher
-from .start_stop import (
-    continue_run,
-    find_finished_runs,
-    start_experiment,
-    start_job,
-    stop_run,
-    watch_run,
-)
-from .submission import (
-    Package,
-    collect_code_version,
-    collect_environment_versions,
-    describe_new_run,
-    list_packages,
-    registry_url,
-    submit_run,
-)
 
 __all__ = [
     "BROKEN_OFF",

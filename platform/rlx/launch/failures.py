@@ -1,8 +1,5 @@
 """Failures of runs for the user: what the machine caused and how to fix it, and the space on disk
 that lets a run record that the disk is full.
-
-A full disk can surface as an OSError, as an SQLite error, or only in the message of a native
-library. The user sees the same error and exit code in each case.
 """
 
 import errno
@@ -13,16 +10,19 @@ import shutil
 import signal
 import socket
 import traceback
-from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-import rlx_registry
 from rlx.errors import EnvironmentFault, RegistryError, RlxError, SpecError, is_out_of_memory
 from rlx.home import RunFolder, get_rlx_home
 from rlx.text import escape_unprintable, redact_passwords
+from rlx_registry import (
+    AmbiguousNameError,
+    DatabaseUnavailableError,
+    DatabaseUnwritableError,
+    NotFoundError,
+    RegistryDatabaseError,
+)
 
 RESERVE_BYTES = 2 * 1024**2
 """Bytes that a run reserves on disk: far more than its final records need."""
@@ -38,7 +38,6 @@ def free_bytes(path: Path) -> int:
 
 
 def format_disk_space(count: int) -> str:
-    """Formats a number of bytes in MB or GB."""
     amount = count / 1024**2
     return f"{amount / 1024:.0f} GB" if amount >= 10 * 1024 else f"{amount:.0f} MB"
 
@@ -58,35 +57,25 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 _FORBIDDEN = (errno.EROFS, errno.EACCES, errno.EPERM)
 
 
-@dataclass(frozen=True, slots=True)
-class _Refusal:
-    """An error number of the operating system, and the file concerned if it is known."""
-
-    errno: int
-    path: Path | None
-
-
 def convert_to_rlx_error(error: BaseException) -> RlxError | None:
     """Converts an exception to an rlx error with its exit code; None if the exception is a bug."""
     if isinstance(error, RlxError):
         return error
     if is_out_of_memory(error):
         return EnvironmentFault(_describe_lack_of_memory(error))
-    refusal = _find_refusal(error)
-    if refusal is not None and refusal.errno in _FULL:
-        return EnvironmentFault(_describe_full_disk(refusal))
-    if refusal is not None and refusal.errno == errno.EADDRINUSE:
-        return EnvironmentFault(
-            f"a port is in use: {escape_unprintable(str(error))}; end the process that listens "
-            "there, or choose another port"
-        )
-    if refusal is not None and (refusal.path is not None or refusal.errno == errno.EROFS):
-        return EnvironmentFault(
-            _describe_forbidden_path(refusal.errno, refusal.path or get_rlx_home())
-        )
-    if isinstance(error, rlx_registry.NotFoundError | rlx_registry.AmbiguousNameError):
+    match _find_refusal(error):
+        case number, path if number in _FULL:
+            return EnvironmentFault(_describe_full_disk(number, path))
+        case errno.EADDRINUSE, _:
+            return EnvironmentFault(
+                f"a port is in use: {escape_unprintable(str(error))}; end the process that listens "
+                "there, or choose another port"
+            )
+        case number, path if path is not None or number == errno.EROFS:
+            return EnvironmentFault(_describe_forbidden_path(number, path or get_rlx_home()))
+    if isinstance(error, NotFoundError | AmbiguousNameError):
         return SpecError(str(error))
-    if isinstance(error, rlx_registry.RegistryDatabaseError):
+    if isinstance(error, RegistryDatabaseError):
         return RegistryError(str(error))
     return None
 
@@ -97,24 +86,18 @@ def write_failure(folder: RunFolder, error: Exception) -> None:
     rlx_error = convert_to_rlx_error(error)
     if is_disk_full(error):
         folder.reserve.unlink(missing_ok=True)
-    _keep_failure(
-        folder,
-        {
-            "message": describe_error(error),
-            "exit_code": 1 if rlx_error is None else rlx_error.exit_code,
-            # An rlx error would occur again; a lost connection or device may come back.
-            "again": is_registry_away(error) or rlx_error is None,
-        },
+    # An rlx error would occur again; a lost connection or device may come back.
+    is_away = isinstance(error, DatabaseUnavailableError) and not isinstance(
+        error, DatabaseUnwritableError
     )
+    code = 1 if rlx_error is None else rlx_error.exit_code
+    _keep_failure(folder, describe_error(error), code, again=is_away or rlx_error is None)
 
 
-def write_failure_reason(
-    folder: RunFolder, message: str, *, again: bool, replaces: bool = False
-) -> None:
-    """Writes why ranks ended that could not write it themselves.
+def write_failure_reason(folder: RunFolder, message: str, *, replaces: bool = False) -> None:
+    """Writes why ranks ended that could not write it themselves; another attempt may succeed.
 
     Args:
-        again: whether another attempt may succeed.
         replaces: take the place of what peers of the lost rank have written, unless that would
             occur again.
     """
@@ -122,28 +105,21 @@ def write_failure_reason(
         with suppress(FileNotFoundError):
             if json.loads(folder.failure.read_text())["again"]:
                 folder.failure.unlink()
-    _keep_failure(folder, {"message": message, "exit_code": 1, "again": again})
+    _keep_failure(folder, message, 1, again=True)
 
 
-def _keep_failure(folder: RunFolder, failure: Mapping[str, Any]) -> None:
+def _keep_failure(folder: RunFolder, message: str, exit_code: int, *, again: bool) -> None:
     """Writes a failure atomically, unless there is one."""
     if not folder.failure.exists():
         aside = folder.failure.with_suffix(f".{socket.gethostname()}.{os.getpid()}")
-        aside.write_text(json.dumps(failure))
+        aside.write_text(json.dumps({"message": message, "exit_code": exit_code, "again": again}))
         aside.replace(folder.failure)
-
-
-def is_registry_away(error: BaseException) -> bool:
-    """Whether the registry could not be reached, which may be temporary."""
-    return isinstance(error, rlx_registry.DatabaseUnavailableError) and not isinstance(
-        error, rlx_registry.DatabaseUnwritableError
-    )
 
 
 def is_disk_full(error: BaseException) -> bool:
     """Whether an exception was caused by a full disk or an exhausted quota."""
-    refusal = _find_refusal(error)
-    return refusal is not None and refusal.errno in _FULL
+    number, _ = _find_refusal(error)
+    return number in _FULL
 
 
 def _describe_lack_of_memory(error: BaseException) -> str:
@@ -174,35 +150,30 @@ def describe_signal(number: int) -> str:
     return f"killed by signal {number} ({signal.Signals(number).name}{hint})"
 
 
-def _find_refusal(error: BaseException | None) -> _Refusal | None:
-    """Finds the operating system's error in an exception or its causes."""
+def _find_refusal(error: BaseException | None) -> tuple[int, Path | None]:
+    """The operating system's error number in an exception or its causes, 0 without one, and the
+    file concerned if it is known."""
     while error is not None:
-        if isinstance(error, rlx_registry.DatabaseUnwritableError):
-            return _Refusal(error.errno, error.path)
+        if isinstance(error, DatabaseUnwritableError):
+            return error.errno, error.path
         if isinstance(error, OSError) and error.errno in (*_FULL, *_FORBIDDEN, errno.EADDRINUSE):
-            filename = error.filename if isinstance(error.filename, str | os.PathLike) else None
-            return _Refusal(error.errno, None if filename is None else Path(filename))
+            known = isinstance(error.filename, str | os.PathLike)
+            return error.errno, Path(error.filename) if known else None
         for number in (*_FULL, errno.EROFS):  # some libraries pass on only the message
             if os.strerror(number) in str(error):
-                return _Refusal(number, None)
+                return number, None
         error = error.__cause__
-    return None
+    return 0, None
 
 
-def _describe_full_disk(refusal: _Refusal) -> str:
-    folder = get_rlx_home() if refusal.path is None else refusal.path.absolute().parent
+def _describe_full_disk(number: int, path: Path | None) -> str:
+    folder = get_rlx_home() if path is None else path.absolute().parent
     free = free_bytes(folder)
-    if refusal.errno == errno.EDQUOT:
-        return (
-            f"disk quota exceeded in {folder}: free some space, or set RLX_HOME to another folder"
-        )
-    if refusal.path is None and free > RESERVE_BYTES:
+    if path is None and free > RESERVE_BYTES:
         return "disk full while writing output: free some space on that disk"
-    return (
-        f"disk full: {folder} has {format_disk_space(free)} left; free some space, or set "
-        "RLX_HOME to a folder "
-        "on another disk"
-    )
+    left = f"disk full: {folder} has {format_disk_space(free)} left"
+    what = f"disk quota exceeded in {folder}" if number == errno.EDQUOT else left
+    return f"{what}; free some space, or set RLX_HOME to a folder on another disk"
 
 
 def _describe_forbidden_path(number: int, path: Path) -> str:

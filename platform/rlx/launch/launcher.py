@@ -2,8 +2,7 @@
 supervisor a job system starts.
 
 A job is the usual supervisor, on a machine that the job system chooses. While a job is pending, its
-run is "queued". A job system may requeue a job when a machine fails or a user asks for it: the run
-is then queued again and resumes from its checkpoint.
+run is "queued". It is queued again if the job system requeues the job, and resumes.
 """
 
 import json
@@ -18,7 +17,6 @@ from typing import TYPE_CHECKING, ClassVar
 from rlx.discovery import import_implementation
 from rlx.errors import EnvironmentFault, PluginError
 from rlx.home import REGISTRY, RunFolder
-from rlx.launch.failures import hold_reserve
 from rlx.launch.processes import child_environment, find_free_port
 from rlx.launch.run_access import load_resolved_spec
 from rlx.spec import ExperimentSpec, RunnerSpec
@@ -71,7 +69,7 @@ class LocalLauncher(Launcher):
     """Starts every rank on the supervisor's machine, as a process of its own."""
 
     def list_environments(self) -> list[dict[str, str]]:
-        """The environment variables of torch.distributed, for each rank."""
+        """The environment variables of torch.distributed of each rank."""
         count = self.runner.ranks
         port = 0 if count == 1 else find_free_port()  # 0 is any: no peer connects
         return [
@@ -87,7 +85,6 @@ class LocalLauncher(Launcher):
         ]
 
     def build_command(self, folder: RunFolder, run_id: str) -> list[str]:
-        """The command of each rank."""
         return [sys.executable, "-m", "rlx.launch.rank", str(folder.root), run_id]
 
 
@@ -141,7 +138,7 @@ class JobLauncher(Launcher):
 
 
 def open_launcher(runner: RunnerSpec, sampler: "SamplerPlugin | None" = None) -> Launcher:
-    """Returns the launcher that the section `runner` names.
+    """The launcher that the section `runner` names.
 
     Args:
         sampler: the section `sampler`, if somebody will ask what the run takes.
@@ -169,7 +166,7 @@ exec {python} -m rlx.launch.supervisor {run}
 
 
 def find_job_launcher(runner: RunnerSpec) -> JobLauncher | None:
-    """Returns the launcher of a run whose supervisor a job system starts; None for other runs.
+    """The launcher of a run whose supervisor a job system starts; None for other runs.
 
     Raises:
         PluginError: its implementation cannot be imported, or is no `JobLauncher`.
@@ -216,10 +213,9 @@ def cancel_job(folder: RunFolder) -> None:
     Raises:
         EnvironmentFault: the job system is not installed here, does not answer, or refuses.
     """
-    job = read_job_id(folder)
-    launcher = None if job is None else find_job_launcher(load_resolved_spec(folder).runner)
-    if job is None or launcher is None:
+    if (found := _find_job(folder)) is None:
         return
+    launcher, job = found
     folder.job.unlink(missing_ok=True)  # first: the job's state must not count any more
     try:
         launcher.cancel(job)
@@ -228,11 +224,16 @@ def cancel_job(folder: RunFolder) -> None:
         raise
 
 
-def leave_job(registry: Registry, run: RunRecord, folder: RunFolder) -> None:
-    """Cancels the job of a run that goes on elsewhere; if its job system is gone, an event says so.
+def _find_job(folder: RunFolder) -> tuple[JobLauncher, str] | None:
+    """The latest job of a run with its launcher; None if its supervisor is no job."""
+    job = read_job_id(folder)
+    launcher = None if job is None else find_job_launcher(load_resolved_spec(folder).runner)
+    return None if job is None or launcher is None else (launcher, job)
 
-    The job may then still be there. It finds that the run has another supervisor, and ends.
-    """
+
+def leave_job(registry: Registry, run: RunRecord, folder: RunFolder) -> None:
+    """Cancels the job of a run that goes on elsewhere. If its job system is gone, an event says so,
+    and the job finds later that the run has another supervisor."""
     try:
         cancel_job(folder)
     except EnvironmentFault as fault:
@@ -244,21 +245,14 @@ def leave_job(registry: Registry, run: RunRecord, folder: RunFolder) -> None:
 def reconcile_job(registry: Registry, run: RunRecord) -> RunRecord:
     """Updates a run from the state of its job, if the job could not record it itself.
 
-    A run without a job is returned unchanged, and so is any run if the job system does not answer.
-
     Args:
         registry: may be read-only; it is reopened for writing if there is something to record.
-        run: as the registry has it.
     """
     if run.directory is None or run.status not in ("queued", "running", "lost"):
         return run
     folder = RunFolder(Path(run.directory))
-    job = read_job_id(folder)
-    launcher = None if job is None else find_job_launcher(load_resolved_spec(folder).runner)
-    if job is None or launcher is None:
-        return run
-    change = launcher.find_status(job, run.status)
-    if change is None:
+    found = _find_job(folder)
+    if found is None or (change := found[0].find_status(found[1], run.status)) is None:
         return run
     status, reason = change
     try:
@@ -273,8 +267,8 @@ def reconcile_job(registry: Registry, run: RunRecord) -> RunRecord:
 def list_startable_statuses(runner: RunnerSpec, run: RunRecord) -> set[Status]:
     """Statuses from which a supervisor may start its run.
 
-    A requeued job finds its run as the previous supervisor left it. That one may have been killed
-    with its machine or stopped by the job system, but not by a user's request.
+    The job system may have restarted the job of a supervisor that it stopped, or that was killed
+    with its machine.
     """
     launcher = find_job_launcher(runner)
     if launcher is None:
@@ -285,13 +279,6 @@ def list_startable_statuses(runner: RunnerSpec, run: RunRecord) -> set[Status]:
     if run.request is None and run.attempt:
         found.add("stopped")
     return found
-
-
-def restore_disk_reserve(runner: RunnerSpec, folder: RunFolder) -> None:
-    """Recreates the disk reserve that the job's previous supervisor deleted on exit."""
-    launcher = find_job_launcher(runner)
-    if launcher is not None and launcher.count_restarts():
-        hold_reserve(folder.reserve)
 
 
 def read_job_id(folder: RunFolder) -> str | None:

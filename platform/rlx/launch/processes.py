@@ -2,15 +2,12 @@
 request a stop, stamps the lines that they print, and removes the temporary files of the dead.
 
 The ranks that a process starts share a temporary folder. Its name is a mark of the run and the id
-of that process, and the names of their semaphores and folders in shared memory contain it, too. The
-process removes all of these when its ranks have ended, and those of earlier processes of the run
-before it starts any. Another one may still be at work here: that of an attempt which lost its
-connection, or of another node on the same machine.
+of that process, which removes it when its ranks have ended, and those of dead processes of the run
+before it starts any.
 """
 
 import hashlib
 import io
-import multiprocessing
 import os
 import re
 import select
@@ -26,12 +23,10 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from secrets import SystemRandom
 from threading import current_thread, main_thread
-from types import FrameType
-from typing import Any, TextIO
+from typing import TextIO
 
 import psutil
 
-from rlx.errors import EnvironmentFault
 from rlx.home import RunFolder, get_rlx_home
 from rlx.text import format_timestamp
 from rlx_registry import RunRecord, is_supervisor_alive
@@ -54,19 +49,14 @@ def has_ended(pid: int) -> bool:
 
 
 def is_abandoned(run: RunRecord) -> bool:
-    """Whether a run that is recorded as active has lost its supervisor.
-
-    On other machines, a run is lost when its heartbeat stops (see `effective_status`).
-    """
+    """Whether a run that is recorded as active has lost its supervisor, by its process on this
+    machine or by its heartbeat on another."""
     return run.effective_status == "lost" or has_lost_supervisor(run)
 
 
 def has_lost_supervisor(run: RunRecord) -> bool:
-    """Whether this machine sees that the process of an active run is gone.
-
-    That is its supervisor, or the submission that has not started one yet. A job system knows the
-    state of its jobs, and may restart them.
-    """
+    """Whether this machine sees that the supervisor of an active run is gone, or the submission
+    that has not started one yet. The state of a job is its job system's to know."""
     if run.status not in ("queued", "submitted", "running") or run.pid is None or is_job(run):
         return False
     return is_supervisor_alive(run.directory) is False
@@ -86,28 +76,17 @@ def is_supervisor(pid: int, run_id: str) -> bool:
     return "rlx.launch.supervisor" in command and run_id in command
 
 
-def is_rank(process: psutil.Process, mark: str) -> bool:
-    """Whether a process is a rank, or the launcher of ranks, and has `mark` on its command line.
-
-    Raises:
-        psutil.Error: it has ended, or is another user's.
-    """
-    command = process.cmdline()
-    return mark in command and _RANK in command
-
-
 def list_live_ranks(folder: Path, supervisor: int | None = None) -> Iterator[int]:
     """Process ids of a run's live ranks, and of their launcher if they have one.
 
-    They are recognised by the run's folder in their command lines, which differs between homes.
-    Every rank is in its own process group, so one that is killed leaves the others running.
-
     Args:
+        folder: the run's, which is on their command lines.
         supervisor: only the ranks of this supervisor; a later attempt on this machine has others.
     """
     for process in psutil.process_iter():
         with suppress(psutil.Error):
-            if not is_rank(process, str(folder)):
+            command = process.cmdline()
+            if str(folder) not in command or _RANK not in command:
                 continue
             if supervisor in (None, int(process.environ().get("RLX_SUPERVISOR", 0))):
                 yield process.pid
@@ -118,12 +97,7 @@ ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class SigtermListener:
-    """Listens for SIGTERM: the first one requests a stop, the second a kill.
-
-    Attributes:
-        stop: the ranks should write a checkpoint and exit.
-        kill: the ranks should exit without a checkpoint.
-    """
+    """Listens for SIGTERM: the first one requests a stop with a checkpoint, the second a kill."""
 
     def __init__(self) -> None:
         self.stop = False
@@ -144,26 +118,19 @@ class SigtermListener:
 
 @contextmanager
 def delay_interrupts() -> Iterator[None]:
-    """Delays interrupts to the end of the block, so that a recorded run is also started.
-
-    Signals reach the main thread; in another thread nothing has to be delayed.
-    """
+    """Delays interrupts to the end of the block, so that a recorded run is also started."""
     if current_thread() is not main_thread():
         yield
         return
-    put_off: list[int] = []
-
-    def remember_signal(number: int, _: FrameType | None) -> None:
-        put_off.append(number)
-
-    before = {number: signal.signal(number, remember_signal) for number in ENDING_SIGNALS}
+    late: list[int] = []
+    before = {n: signal.signal(n, lambda number, _: late.append(number)) for n in ENDING_SIGNALS}
     try:
         yield
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-    for late in put_off:
-        signal.raise_signal(late)
+    for interrupt in late:
+        signal.raise_signal(interrupt)
 
 
 _FOLDER_NAME = re.compile(r"rlx-([0-9a-f]{10})-(\d+)-\w{8}")
@@ -188,31 +155,19 @@ def open_temporary_folder(run: RunFolder) -> Iterator[dict[str, str]]:
         _remove_leftovers(mark)
 
 
-def name_semaphores() -> None:
-    """Names the semaphores of this process, and of those that it starts, like its folder."""
-    config: dict[str, Any] = multiprocessing.current_process()._config  # type: ignore[attr-defined]
-    config["semprefix"] = f"/{Path(tempfile.gettempdir()).name}"
-
-
 def remove_temporary_folder() -> None:
-    """Removes the temporary folder of this rank, whose supervisor is no longer there to do so."""
+    """Removes the temporary folder of a rank whose supervisor is gone."""
     folder = Path(tempfile.gettempdir())
     if _FOLDER_NAME.fullmatch(folder.name):
         shutil.rmtree(folder, ignore_errors=True)
 
 
 def _remove_leftovers(mark: str) -> None:
-    """Removes temporary folders, and what is named by them, of this process and of ended ones."""
-    for place in (Path(tempfile.gettempdir()), Path("/dev/shm")):
-        for path in place.glob(f"*rlx-{mark}-*"):
-            name = _FOLDER_NAME.search(path.name)
-            if name is None or not (int(name[2]) == os.getpid() or has_ended(int(name[2]))):
-                continue
-            with suppress(OSError):  # another user's, or gone
-                if path.is_dir() and not path.is_symlink():
-                    shutil.rmtree(path, ignore_errors=True)
-                else:
-                    path.unlink()
+    """Removes temporary folders of this process and of ended ones."""
+    for path in Path(tempfile.gettempdir()).glob(f"rlx-{mark}-*"):
+        name = _FOLDER_NAME.fullmatch(path.name)
+        if name is not None and (int(name[2]) == os.getpid() or has_ended(int(name[2]))):
+            shutil.rmtree(path, ignore_errors=True)
 
 
 KERNELS = "TORCHINDUCTOR_CACHE_DIR"
@@ -241,10 +196,7 @@ TIMESTAMP = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d  "
 
 
 def stamp_output() -> None:
-    """Has this process print the time before each line of stdout and stderr.
-
-    What other programs and libraries in C write to the same file has none.
-    """
+    """Has this process print the time before each line of stdout and stderr."""
     sys.stdout, sys.stderr = _StampedStream(sys.stdout), _StampedStream(sys.stderr)
 
 
@@ -258,7 +210,6 @@ class _StampedStream(io.TextIOWrapper):
         self._begins = True
 
     def write(self, text: str) -> int:
-        """Writes a text, and the time before each line that begins in it."""
         stamped = []
         for line in io.StringIO(text, newline="\n"):
             stamped += [f"{format_timestamp()}  {line}" if self._begins else line]
@@ -280,7 +231,7 @@ class RankProcesses:
     Args:
         commands: what to start, and its environment.
         are_ranks: whether each command is a rank, so that its exit code is the rank's.
-        reads_input: whether the command is a launcher that reads its input, see this module.
+        reads_input: whether the command is a launcher that reads a `LauncherInput`.
     """
 
     def __init__(
@@ -309,7 +260,6 @@ class RankProcesses:
 
     @property
     def pids(self) -> tuple[int, ...]:
-        """Ids of the processes, whether they live or not."""
         return tuple(process.pid for process in self._processes)
 
     def poll(self) -> int | None:
@@ -320,7 +270,6 @@ class RankProcesses:
         return self._failure or (None if None in codes else 0)
 
     def is_alive(self) -> bool:
-        """Whether one of the processes has not ended."""
         return any(process.poll() is None for process in self._processes)
 
     def stop(self) -> None:
@@ -374,19 +323,12 @@ CHOSEN_PORTS = range(20_000, 30_000)
 
 
 def find_free_port() -> int:
-    """Returns a port that is free at the moment.
-
-    It may be used some seconds later, so it is none of those that another process gets meanwhile
-    without having chosen it.
-
-    Raises:
-        EnvironmentFault: all of them are in use.
-    """
-    for port in SystemRandom().sample(CHOSEN_PORTS, len(CHOSEN_PORTS)):
+    """A port that is free at the moment, and none of those that another process gets meanwhile
+    without having chosen it."""
+    while True:
         with socket.socket() as one, suppress(OSError):
-            one.bind(("", port))
+            one.bind(("", port := SystemRandom().choice(CHOSEN_PORTS)))
             return port
-    raise EnvironmentFault(f"every port from {CHOSEN_PORTS[0]} to {CHOSEN_PORTS[-1]} is in use")
 
 
 def find_network_interface(address: str) -> str | None:

@@ -17,8 +17,6 @@ from pathlib import Path
 
 KERNELS = "TORCHINDUCTOR_CACHE_DIR"
 """Environment variable of torch: where its compiler keeps kernels, and Triton's below it."""
-MEMORY_HISTORY = "RLX_MEMORY_HISTORY"
-"""Environment variable: if set, a snapshot of memory says which lines allocated it."""
 SUPERVISOR_CHECK_INTERVAL = 2.0
 """Seconds between two checks that the supervisor is alive."""
 
@@ -26,9 +24,6 @@ SUPERVISOR_CHECK_INTERVAL = 2.0
 def main(folder: str, run_id: str) -> int:
     """Runs this rank; if it fails, writes the reason to a file for the supervisor."""
     faulthandler.register(signal.SIGUSR1)  # the supervisor asks a hung rank for its stacks
-    from rlx.launch.processes import name_semaphores
-
-    name_semaphores()
     supervisor = int(os.environ["RLX_SUPERVISOR"])
     watch = threading.Thread(target=_exit_without_supervisor, args=(supervisor,), daemon=True)
     watch.start()
@@ -46,8 +41,7 @@ def main(folder: str, run_id: str) -> int:
 
 
 def _explain_lack_of_memory(folder: Path, error: Exception) -> None:
-    """Writes what holds the GPU's memory, if this rank ran out of it: the tensors of all that was
-    going on are still there."""
+    """Writes what holds the GPU's memory, if this rank ran out of it."""
     from rlx.errors import is_out_of_memory
 
     if not is_out_of_memory(error):
@@ -81,11 +75,8 @@ def _exit_without_supervisor(supervisor: int) -> None:
 
 
 def keep_compiled_kernels() -> None:
-    """Has torch keep what it compiles in this machine's cache, unless the user chose a folder.
-
-    It would take the temporary folder, which is gone after the attempt. If the cache cannot be
-    written, it does.
-    """
+    """Has torch keep what it compiles in this machine's cache, if it can be written and the user
+    chose no folder. In the temporary folder it would be gone after the attempt."""
     from rlx.home import locate_cache
 
     folder = locate_cache() / "inductor"
@@ -119,8 +110,6 @@ def _run_rank(folder: Path, run_id: str) -> None:
         from rlx_registry import Registry
     progress.show_activity("ranks")
     ranks, stop = join_ranks(spec.runner), StopRequest()
-    if os.environ.get(MEMORY_HISTORY) and ranks.device.type == "cuda":
-        torch.cuda.memory._record_memory_history("state", context="state", stacks="python")
     if not ranks.is_first:
         with suppress(RunStopped):
             run_experiment(spec, paths, ranks, None, stop)

@@ -11,7 +11,7 @@ from typing import ClassVar
 from rlx.errors import EnvironmentFault
 from rlx.home import RunFolder
 from rlx.launch.launcher import Launcher
-from rlx.launch.submission import list_packages
+from rlx.launch.machine import list_packages
 from rlx.spec import RayLauncherSpec
 from rlx.spec.reading import Diagnostic, build_error
 
@@ -29,7 +29,6 @@ class RayLauncher(Launcher):
     reads_input: ClassVar[bool] = True
 
     def check(self) -> Iterator[Diagnostic]:
-        """Yields why Ray is not usable here, or why its cluster cannot be reached."""
         ray = list_packages()["ray"]
         if not ray.fits:
             message = f"launcher ray needs the package ray{ray.range}, found {ray.installed}"

@@ -1,13 +1,10 @@
 """A run's ranks in a Ray cluster: each is the child of an actor, and one process leads all actors.
 
 The supervisor starts it, as `python -m rlx.launch.ray_ranks FOLDER RUN_ID`, in place of the ranks,
-and talks to it through its input, see `rlx.launch.processes`. What all ranks take is reserved in
-one placement group. The actors say where they are, and ranks are numbered so that those of a node
-follow each other. If one ends otherwise than well, all are ended, and the supervisor decides about
-another attempt. Ray ends the actors, and they their ranks, if this process is killed.
-
-A rank is a process of its own, so that Ray's threads and signal handlers are not its. It takes its
-actor for its supervisor, and exits without it.
+and talks to it through a `LauncherInput`. What all ranks take is reserved in one placement group.
+Ranks are numbered so that those of a node follow each other. If one ends otherwise than well, all
+are ended, and the supervisor decides about another attempt. If this process is killed, Ray ends the
+actors, and they their ranks. A rank is a process of its own, without Ray's threads and signals.
 """
 
 import logging
@@ -52,16 +49,8 @@ _PIPE = 1 << 20
 
 
 class RankPlace(NamedTuple):
-    """Where an actor runs.
-
-    Attributes:
-        node: Ray's id of the node.
-        host: its name.
-        address: its IP address.
-        port: a free one.
-        gpus: of the actor, by the tokens of CUDA_VISIBLE_DEVICES.
-        sees_run: whether the run's folder is there.
-    """
+    """Where an actor runs, with a free port, its GPUs by their tokens of CUDA_VISIBLE_DEVICES, and
+    whether it sees the run's folder."""
 
     node: str
     host: str
@@ -91,7 +80,6 @@ class RankActor:
         self._rank: subprocess.Popen[bytes] | None = None
 
     def find_place(self) -> RankPlace:
-        """Where this actor runs."""
         context = ray.get_runtime_context()
         gpus = tuple(map(str, context.get_accelerator_ids().get("GPU", ())))
         address, sees_run = ray.util.get_node_ip_address(), self._folder.resolved_spec.exists()
@@ -99,7 +87,6 @@ class RankActor:
         return RankPlace(node, host, address, find_free_port(), gpus, sees_run)
 
     def start(self, run_id: str, cwd: str, environment: Mapping[str, str]) -> None:
-        """Starts the rank."""
         own = {**os.environ, **environment, **self._temporary, "RLX_SUPERVISOR": str(os.getpid())}
         if interface := find_network_interface(own["MASTER_ADDR"]):
             own.setdefault("GLOO_SOCKET_IFNAME", interface)
@@ -118,11 +105,7 @@ class RankActor:
         os.set_blocking(self._rank.stdout.fileno(), False)
 
     def poll_rank(self, *, stop: bool) -> RankState:
-        """Waits a moment for output or the end of the rank.
-
-        Args:
-            stop: asks the rank to end after its current step.
-        """
+        """Waits a moment for output or the end of the rank; `stop` asks it to end first."""
         assert self._rank is not None and self._rank.stdout is not None
         if stop and not self._is_stopped:
             self._is_stopped = True
@@ -205,9 +188,6 @@ def _reserve_places(
 
     Yields:
         Ray's placement group, and what each rank takes of it.
-
-    Raises:
-        _NotWantedError: the supervisor ends the wait.
     """
     runner = spec.runner
     has_gpus = runner.device == "cuda" or "GPU" in ray.cluster_resources()
@@ -253,7 +233,6 @@ class _PlacedRanks:
 
         Raises:
             EnvironmentFault: a node does not see the run's folder.
-            _NotWantedError: the supervisor ends the wait.
         """
         placed = {"num_cpus": bundle["CPU"], "num_gpus": bundle.get("GPU", 0)}
         for number in range(count):
@@ -276,12 +255,8 @@ class _PlacedRanks:
         self._places = [found[number] for number in order]
         own = {k: v for k, v in os.environ.items() if k.startswith(FORWARDED_PREFIXES)}
         environments = _build_rank_environments(self._places)
-        self._ask(
-            [
-                actor.start.remote(run_id, str(Path.cwd()), {**own, **environment})
-                for actor, environment in zip(self._actors, environments, strict=True)
-            ]
-        )
+        cwd, pairs = str(Path.cwd()), zip(self._actors, environments, strict=True)
+        self._ask([actor.start.remote(run_id, cwd, {**own, **one}) for actor, one in pairs])
 
     def _ask(self, answers: Sequence[Any]) -> list[Any]:
         """Waits for the answers of all actors; those that have none are lost."""
@@ -316,13 +291,13 @@ class _PlacedRanks:
 
     def report(self) -> int:
         """Writes why the ranks ended, unless a rank has; returns the exit code."""
-        killed = [code for code in self._codes.values() if code < 0]
+        killed, why = [code for code in self._codes.values() if code < 0], ""
         if self._lost:
             why = self._describe_loss(*next(iter(self._lost.items())))
-            write_failure_reason(self._folder, why, again=True, replaces=True)
         elif killed and not self._given.stop:
             why = f"a rank was {describe_signal(-killed[0])}"
-            write_failure_reason(self._folder, why, again=True, replaces=True)
+        if why:
+            write_failure_reason(self._folder, why, replaces=True)
         return int(self._has_failed())
 
     def _poll_rank(self, rank: int) -> Any:
@@ -347,7 +322,6 @@ class _PlacedRanks:
         return bool(self._lost) or any(self._codes.values())
 
     def _describe_loss(self, rank: int, error: RayError) -> str:
-        """Says in plain words why the actor of a rank is gone."""
         host = self._places[rank].host if self._places else "its node"
         if isinstance(error, RayTaskError):
             cause = error.cause
@@ -358,8 +332,8 @@ class _PlacedRanks:
 
 
 def _build_rank_environments(places: Sequence[RankPlace]) -> Iterator[dict[str, str]]:
-    """The environment of torch.distributed of each rank. Ranks of a node see its GPUs, the first
-    of each first."""
+    """The environment of torch.distributed of each rank. Ranks of a node see its GPUs, the first of
+    each first."""
     for rank, place in enumerate(places):
         beside = [n for n, other in enumerate(places) if other.node == place.node]
         gpus = zip(*(places[n].gpus for n in beside), strict=True)

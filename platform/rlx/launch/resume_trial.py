@@ -17,9 +17,9 @@ from typing import Any, NamedTuple
 import psutil
 
 from rlx.errors import RlxError, SpecError
+from rlx.launch.lifecycle import watch_run
 from rlx.launch.processes import is_supervisor, list_live_ranks
 from rlx.launch.run_access import locate_run_folder
-from rlx.launch.start_stop import watch_run
 from rlx.progress import Report, log_report, read_progress
 from rlx_registry import ENDED, Registry, RunRecord, read_body
 
@@ -31,20 +31,11 @@ START = 2.0
 """Seconds after it has begun in which a process counts as starting."""
 
 
-class Kill(NamedTuple):
-    """A process to kill: of which kind, and how many seconds after its run was submitted, or after
-    it has begun itself."""
-
-    victim: str
-    at_start: bool
-    moment: float
-
-
 class KillResult(NamedTuple):
-    """A killed run: the kill, during which work, and the differences found."""
+    """A killed run: the victim, the work that it was killed during, and the differences found."""
 
     run: str
-    kill: Kill
+    victim: str
     work: str
     found: tuple[str, ...]
 
@@ -62,12 +53,10 @@ def run_resume_trial(
 ) -> list[KillResult]:
     """Runs an experiment uninterrupted, then with kills, and compares every number except times.
 
-    Every other process is killed while it starts, so that six kills end each kind of process in
-    both ways. A run whose supervisor is killed is resumed by `rlx resume`; others go on by
-    themselves.
+    Every other process is killed while it starts. A run whose supervisor is killed is resumed by
+    `rlx resume`; others go on by themselves.
 
     Args:
-        spec: file of the experiment.
         home: empty folder for the runs; the caller removes it.
         overrides: `path=value`, as of `--set`.
         kills: number of runs, each killed once.
@@ -92,19 +81,18 @@ def run_resume_trial(
         if trial.read_run(reference).status != "finished":
             raise RlxError(f"{reference} failed unbroken: {trial.read_run(reference).reason}")
         report(f"unbroken    {reference}  {length:.0f} s")
-        plan = []
-        for number in range(kills):
-            at_start = number % 2 == 1
-            moment = rng.random() * (START if at_start else length)
-            plan.append(Kill(VICTIMS[number % len(VICTIMS)], at_start, moment))
+        moments = [rng.random() * (START if n % 2 else length) for n in range(kills)]
+
+        def kill_one(number: int) -> KillResult:
+            victim = VICTIMS[number % len(VICTIMS)]
+            return trial.kill_run(reference, victim, bool(number % 2), moments[number])
+
         done = []
         with ThreadPoolExecutor(at_once) as pool:
-            for one in pool.map(lambda kill: trial.kill_run(reference, kill), plan):
+            for one in pool.map(kill_one, range(kills)):
                 done.append(one)
                 found = "; ".join(one.found[:3]) or "every number is the same"
-                victim, at_start, moment = one.kill
-                since = "after its start" if at_start else "of the run"
-                report(f"{victim:<11} {one.run}  {moment:5.1f} s {since}  {one.work}: {found}")
+                report(f"{one.victim:<11} {one.run}  {one.work}: {found}")
         return done
     finally:  # after an aborted trial; ranks exit by themselves
         trial.kill_supervisors()
@@ -130,8 +118,8 @@ class _KillTrial:
             [*RLX, *arguments], env=environment, capture_output=True, text=True, check=False
         )
         if done.returncode:
-            said = done.stderr[-2000:]
-            raise RlxError(f"rlx {arguments[0]} ended with {done.returncode}: {said}")
+            said = f"ended with {done.returncode}: {done.stderr[-2000:]}"
+            raise RlxError(f"rlx {arguments[0]} {said}")
         return done.stdout.strip()
 
     def read_run(self, run_id: str) -> RunRecord:
@@ -151,22 +139,21 @@ class _KillTrial:
         trained = [row.at for row in rows if row.name == "warm_start/loss"] or [run.created]
         return (run.ended or run.created) - run.created - (max(trained) - min(trained))
 
-    def kill_run(self, reference: str, kill: Kill) -> KillResult:
-        """Submits a run, kills one of its processes, and compares it.
-
-        A run that ends before its victim is there is repeated with an earlier kill.
+    def kill_run(self, reference: str, victim: str, at_start: bool, moment: float) -> KillResult:
+        """Submits a run, kills one of its processes so many seconds after it was submitted, or
+        after the process has begun, and compares it. A run that ends before is repeated with an
+        earlier kill.
         """
         run_id = self.submit()
-        if kill.at_start:
-            while not list(_list_victims(self.read_run(run_id), kill.victim)):
-                time.sleep(0.02)
-        time.sleep(kill.moment)
-        while not _kill_one(run := self.read_run(run_id), kill.victim):
+        while at_start and not list(_list_victims(self.read_run(run_id), victim)):
+            time.sleep(0.02)
+        time.sleep(moment)
+        while not _kill_one(run := self.read_run(run_id), victim):
             if run.status in ENDED:
-                return self.kill_run(reference, kill._replace(moment=0.8 * kill.moment))
+                return self.kill_run(reference, victim, at_start, 0.8 * moment)
             time.sleep(0.02)
         stage = read_progress(locate_run_folder(run).progress)
-        if kill.victim == "supervisor" and self.read_run(run_id).status not in ENDED:
+        if victim == "supervisor" and self.read_run(run_id).status not in ENDED:
             self.call_rlx("resume", run_id, "-dq")
         self.wait_for_end(run_id)
         with Registry.open(self.url, read_only=True) as registry:
@@ -174,7 +161,7 @@ class _KillTrial:
         work = "starting" if stage is None else stage.stage
         if stage is not None and work.startswith("training"):
             work = stage.doing or "between steps"
-        return KillResult(run_id, kill, work, found)
+        return KillResult(run_id, victim, work, found)
 
     def kill_supervisors(self) -> None:
         with Registry.open(self.url, read_only=True) as registry:
@@ -183,7 +170,7 @@ class _KillTrial:
 
 
 def _kill_one(run: RunRecord, victim: str) -> bool:
-    """Kills a process of the victim's kind; returns False if there is none."""
+    """Kills a process of the victim's kind; returns whether there is one."""
     for pid in _list_victims(run, victim):
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
@@ -206,16 +193,13 @@ def _list_victims(run: RunRecord, victim: str) -> Iterator[int]:
 
 
 OF_MACHINE = ("perf/", "sampler/restarts")
-"""Beginnings of the names of metrics that tell of the machine and not of the experiment: timings,
-and how often a process of the sampler was lost."""
+"""Beginnings of the names of metrics that tell of the machine and not of the experiment."""
 
 
 def find_run_differences(registry: Registry, one: str, other: str) -> Iterator[str]:
-    """Yields a sentence for each difference between two runs of one experiment.
-
-    Compares metrics, evaluations with the result of every problem, recorded rollouts with all
-    their token streams, and the exported weights.
-    """
+    """Yields a sentence for each difference between two runs of one experiment, in metrics,
+    evaluations with the result of every problem, recorded rollouts with all their token streams,
+    and exported weights."""
     runs = registry.run(one), registry.run(other)
     for run in runs:
         if run.status != "finished":
@@ -229,7 +213,6 @@ def find_run_differences(registry: Registry, one: str, other: str) -> Iterator[s
 
 
 def _list_records(registry: Registry, run: RunRecord) -> Iterator[tuple[str, Any]]:
-    """Yields the name and the value of everything that is compared."""
     folder, results = locate_run_folder(run).root, registry.results
     for name, points in results.metrics(run.id).items():
         if not name.startswith(OF_MACHINE):

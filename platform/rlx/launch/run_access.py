@@ -12,9 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
-import rlx.errors
-import rlx_registry
-from rlx.errors import RlxError, SpecError
+from rlx.errors import EnvironmentFault, RegistryError, RlxError, SpecError
 from rlx.home import DEFAULT_REGISTRY, RunFolder, format_path, get_rlx_home, tracking_url
 from rlx.launch.failures import convert_to_rlx_error, describe_error
 from rlx.launch.processes import list_live_ranks
@@ -22,11 +20,13 @@ from rlx.text import escape_unprintable
 from rlx_registry import (
     ENDED,
     RESUMED,
+    NoTablesError,
     NotFoundError,
     Registry,
     RegistryDatabaseError,
     RunRecord,
     Status,
+    describe_lost_registry,
 )
 
 if TYPE_CHECKING:
@@ -34,19 +34,20 @@ if TYPE_CHECKING:
 
 KILLED = "its supervisor was gone"
 """Reason of a lost run for which none was recorded."""
-
-
 BROKEN_OFF = "its submission was interrupted"
 """Reason of a lost run that was recorded, and never started."""
-
-
 RUN_LIKE = re.compile(r"(r-)?[0-9]+|latest")
 """Arguments that name a run: its id, its number, or `latest`."""
+_SQLITE = "sqlite:///"
 
 
 def get_registry_url(url: str | None = None) -> str:
-    """Returns a registry's URL: the given one, RLX_REGISTRY, or the one in RLX_HOME."""
+    """A registry's URL: the given one, RLX_REGISTRY, or the one in RLX_HOME."""
     return tracking_url(url or os.environ.get("RLX_REGISTRY") or DEFAULT_REGISTRY)
+
+
+def _locate_sqlite_file(url: str) -> Path | None:
+    return Path(unquote(url.removeprefix(_SQLITE))) if url.startswith(_SQLITE) else None
 
 
 @contextmanager
@@ -58,52 +59,36 @@ def open_registry(url: str, *, read_only: bool = True) -> Iterator[Registry]:
         EnvironmentFault: its file system is full or read-only.
         RegistryError: the database cannot be read or written.
     """
+    target = tracking_url(url)
+    path = _locate_sqlite_file(target)
+    if path is not None and not read_only:
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise EnvironmentFault(
+                f"cannot create the folder {path.parent}: {error.strerror}; set RLX_HOME to a "
+                "writable folder"
+            ) from error
+    elif path is not None and not path.exists():
+        why = describe_lost_registry(path) or (
+            " yet: submit an experiment first, or name another folder with RLX_HOME"
+        )
+        raise SpecError(f"there is no registry of runs at {format_path(path)}{why}")
     try:
-        target = _prepare_registry_file(tracking_url(url), read_only)
         with Registry.open(target, read_only=read_only) as registry:
             yield registry
-    except rlx_registry.NoTablesError as error:
-        if target.startswith("sqlite:///"):  # somebody else's file
-            raise convert_to_rlx_error(error) or error from error
-        raise rlx.errors.SpecError(f"{error}; submit an experiment first") from error
-    except rlx_registry.RegistryDatabaseError as error:
+    except RegistryDatabaseError as error:
+        if isinstance(error, NoTablesError) and path is None:  # else it is somebody else's file
+            raise SpecError(f"{error}; submit an experiment first") from error
         raise convert_to_rlx_error(error) or error from error
 
 
 def create_missing_registry(url: str) -> None:
-    """Creates an SQLite registry unless its file is there, so that pages can show it empty.
-
-    Raises:
-        EnvironmentFault: its folder cannot be written.
-        RegistryError: the database cannot be created.
-    """
-    target = tracking_url(url)
-    path = Path(unquote(target.removeprefix("sqlite:///")))
-    if target.startswith("sqlite:///") and not path.exists():
+    """Creates an SQLite registry unless its file is there, so that pages can show it empty."""
+    path = _locate_sqlite_file(tracking_url(url))
+    if path is not None and not path.exists():
         with open_registry(url, read_only=False):
             pass
-
-
-def _prepare_registry_file(url: str, read_only: bool) -> str:
-    if not url.startswith("sqlite:///"):
-        return url
-    path = Path(unquote(url.removeprefix("sqlite:///")))
-    if read_only and not path.exists():
-        if lost := rlx_registry.describe_lost_registry(path):
-            raise rlx.errors.SpecError(f"there is no registry of runs at {format_path(path)}{lost}")
-        raise rlx.errors.SpecError(
-            f"there is no registry of runs at {format_path(path)} yet: submit an experiment "
-            "first, or name another folder with RLX_HOME"
-        )
-    if not read_only:
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise rlx.errors.EnvironmentFault(
-                f"cannot create the folder {path.parent}: {error.strerror}; set RLX_HOME to a "
-                "writable folder"
-            ) from error
-    return url
 
 
 def is_spec_of_run(spec: "ExperimentSpec", run: RunRecord) -> bool:
@@ -144,7 +129,7 @@ def locate_run_folder(run: RunRecord) -> RunFolder:
         RegistryError: the run was recorded, but its folder was never created.
     """
     if run.directory is None:
-        raise rlx.errors.RegistryError(f"run {run.id} has no folder: {BROKEN_OFF}")
+        raise RegistryError(f"run {run.id} has no folder: {BROKEN_OFF}")
     return RunFolder(Path(run.directory))
 
 
@@ -161,7 +146,7 @@ def list_group_runs(registry: Registry, name: str) -> list[str]:
         near = did_you_mean(name, groups)
         hint = f"; did you mean {escape_unprintable(near)!r}?" if near else ""
         there = hint or ("" if groups else ": there are none yet")
-        raise rlx.errors.SpecError(f"there is no group {escape_unprintable(name)!r}{there}")
+        raise SpecError(f"there is no group {escape_unprintable(name)!r}{there}")
     return groups[name]
 
 
@@ -195,10 +180,9 @@ def fail_unless_started(registry: Registry, run_id: str) -> Iterator[None]:
         with suppress(RegistryDatabaseError):  # the original error is more useful
             if directory := registry.run(run_id).directory:
                 RunFolder(Path(directory)).reserve.unlink(missing_ok=True)
-            registry.results.add_event(
-                run_id, "failed", describe_error(error), {"exit_code": code}, "error"
-            )
-            registry.transition(run_id, {"queued", "submitted"}, "failed", describe_error(error))
+            why = describe_error(error)
+            registry.results.add_event(run_id, "failed", why, {"exit_code": code}, "error")
+            registry.transition(run_id, {"queued", "submitted"}, "failed", why)
         raise
 
 
@@ -220,8 +204,7 @@ def find_runs(registry: Registry, ids: Iterable[str]) -> list[RunRecord]:
 
 def get_run_exit_code(registry: Registry, run: RunRecord) -> int | None:
     """Returns the exit code of following the run to its end; None while it has not ended."""
-    is_failed = run.effective_status == "failed"
-    return choose_run_exit_code(run, registry.queries.failures([run.id]) if is_failed else {})
+    return choose_run_exit_code(run, registry.queries.failures([run.id]))
 
 
 def choose_run_exit_code(run: RunRecord, failures: Mapping[str, Mapping[str, Any]]) -> int | None:
@@ -255,7 +238,6 @@ class Removal:
         whole: the whole run, with its records and its copies in trackers.
         rollouts: its stored rollouts and their index.
         files: files and folders of this machine, none inside another.
-        bytes: their size.
         mlflow: id of the MLflow run that is moved to MLflow's trash; None if there is none.
         trackers: kinds of the trackers that delete what they have of it, MLflow among them.
     """
@@ -270,15 +252,8 @@ class Removal:
 
 
 def plan_removal(run: RunRecord, *, rollouts: bool = False, checkpoints: bool = False) -> Removal:
-    """Lists what a removal would delete.
-
-    Args:
-        run: the run.
-        rollouts: remove its rollouts.
-        checkpoints: remove its checkpoints; the trained model stays.
-
-    Returns:
-        The removal of these parts, or of the whole run if neither is named.
+    """Lists what a removal of rollouts or checkpoints would delete, or of the whole run if neither
+    is named. The trained model is no checkpoint.
 
     Raises:
         SpecError: the run has not ended.
@@ -302,7 +277,7 @@ def plan_removal(run: RunRecord, *, rollouts: bool = False, checkpoints: bool = 
         whole=whole,
         rollouts=whole or rollouts,
         files=files,
-        bytes=sum(map(_measure_size, files)),
+        bytes=sum(each.lstat().st_size for path in files for each in (path, *path.rglob("*"))),
         mlflow=mlflow,
         trackers=tuple(kind for kind in trackers if kind != "mlflow" or mlflow is not None),
     )
@@ -333,8 +308,3 @@ def remove_run_data(registry: Registry, removal: Removal) -> None:
         registry.delete_rollouts(run.id)
     for path in removal.files:
         shutil.rmtree(path) if path.is_dir() else path.unlink()
-
-
-def _measure_size(path: Path) -> int:
-    files = [path] if path.is_file() else [each for each in path.rglob("*") if each.is_file()]
-    return sum(file.lstat().st_size for file in files)

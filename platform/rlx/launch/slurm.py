@@ -1,10 +1,8 @@
 """The launcher `slurm`: each run is a Slurm job, whose supervisor starts the ranks through srun.
 
-srun starts this module on every node, as a program: it starts the node's ranks by torchrun, which
-brings those of all nodes together at the job's first node. Each rank takes that process for its
-supervisor, and exits without it.
-
-Slurm's accounting is not required: `scontrol` knows running jobs, and ended ones for a while.
+srun starts this module on every node, as a program. It starts the node's ranks by torchrun, which
+brings those of all nodes together at the job's first node, and is their supervisor there. Slurm's
+accounting is not required: `scontrol` knows running jobs, and ended ones for a while.
 """
 
 import os
@@ -16,7 +14,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from rlx.descendants import adopt_orphans, kill_descendants
 from rlx.errors import EnvironmentFault
@@ -58,7 +56,6 @@ class SlurmLauncher(JobLauncher):
 
     @property
     def settings(self) -> SlurmLauncherSpec:
-        """The section `runner.launcher`."""
         assert isinstance(self.runner.launcher, SlurmLauncherSpec)
         return self.runner.launcher
 
@@ -83,10 +80,8 @@ class SlurmLauncher(JobLauncher):
         result = _run_slurm_command(["sbatch", *options, str(script)], own)
         job = result.stdout.strip().split(";")[0]
         if result.returncode or not job.isdecimal():
-            refused = escape_unprintable(
-                result.stderr.strip().removeprefix("sbatch: error: ").split("\n")[0]
-            )
-            raise EnvironmentFault(f"sbatch rejected {run_id}: {refused}")
+            refused = result.stderr.strip().removeprefix("sbatch: error: ").split("\n")[0]
+            raise EnvironmentFault(f"sbatch rejected {run_id}: {escape_unprintable(refused)}")
         return job
 
     def cancel(self, job: str) -> None:
@@ -96,14 +91,11 @@ class SlurmLauncher(JobLauncher):
 
     def find_status(self, job: str, status: Status) -> tuple[Status, str] | None:
         state = _query_job_fields(job).get("JobState")
-        if status == "queued":
-            if state in ("CANCELLED", "gone"):
-                return "stopped", f"job {job} was cancelled while pending in Slurm's queue"
-            if state in ENDED:
-                return (
-                    "failed",
-                    f"job {job} ended before the run started: its Slurm state is {state}",
-                )
+        if status == "queued" and state in ("CANCELLED", "gone"):
+            return "stopped", f"job {job} was cancelled while pending in Slurm's queue"
+        if status == "queued" and state in ENDED:
+            why = f"job {job} ended before the run started: its Slurm state is {state}"
+            return "failed", why
         if status in ("running", "lost") and state in WAITING:
             return "queued", f"Slurm requeued job {job}"
         if status == "running" and (state in ENDED or state == "gone"):
@@ -114,9 +106,8 @@ class SlurmLauncher(JobLauncher):
         job = os.environ["SLURM_JOB_ID"]
         if int(_query_job_fields(job).get("Restarts", 0)) > self.count_restarts():
             return "queued", f"Slurm requeued job {job}"
-        return "stopped", (
-            f"Slurm ended job {job}: scancel, preemption, or its time limit; see the log"
-        )
+        why = f"Slurm ended job {job}: scancel, preemption, or its time limit; see the log"
+        return "stopped", why
 
     def count_restarts(self) -> int:
         return int(os.environ.get(RESTARTS, 0))
@@ -147,8 +138,8 @@ def _build_sbatch_options(
 
 
 def _query_job_fields(job: str) -> dict[str, str]:
-    """Fields of a job by Slurm's names; empty if Slurm does not answer. The state of a job that
-    Slurm no longer knows is "gone"."""
+    """Fields of a job by Slurm's names; empty if Slurm does not answer. The state of a job that it
+    no longer knows is "gone"."""
     try:
         result = _run_slurm_command(["scontrol", "--oneliner", "show", "job", job])
     except EnvironmentFault:
@@ -161,7 +152,6 @@ def _query_job_fields(job: str) -> dict[str, str]:
 def _run_slurm_command(
     command: Sequence[str], environment: Mapping[str, str] | None = None
 ) -> "subprocess.CompletedProcess[str]":
-    options: dict[str, Any] = {} if environment is None else {"env": environment}
     try:
         return subprocess.run(
             command,
@@ -171,17 +161,14 @@ def _run_slurm_command(
             check=False,
             timeout=COMMAND_TIMEOUT,
             start_new_session=True,
-            **options,
+            env=environment,
         )
     except FileNotFoundError as error:
-        raise EnvironmentFault(
-            f"{command[0]} not found: `runner.launcher: slurm` needs a machine that can submit "
-            "Slurm jobs"
-        ) from error
+        needs = "`runner.launcher: slurm` needs a machine that can submit Slurm jobs"
+        raise EnvironmentFault(f"{command[0]} not found: {needs}") from error
     except subprocess.TimeoutExpired as error:
-        raise EnvironmentFault(
-            f"{command[0]} did not answer within {COMMAND_TIMEOUT:g} s"
-        ) from error
+        late = f"{command[0]} did not answer within {COMMAND_TIMEOUT:g} s"
+        raise EnvironmentFault(late) from error
 
 
 def main(folder: str, run_id: str, ranks: str, nodes: str, port: str) -> int:
@@ -221,7 +208,7 @@ def _run_torchrun(
             # Before the ranks are ended, or their peers would blame the network.
             name = f"{signal.Signals(-code).name}, on {socket.gethostname()}"
             why = f"torchrun was killed by signal {-code} ({name})"
-            write_failure_reason(folder, why, again=True)
+            write_failure_reason(folder, why)
     finally:
         with suppress(ProcessLookupError):
             os.killpg(torchrun.pid, signal.SIGKILL)

@@ -9,8 +9,7 @@ The number of an attempt is its fencing token. Once a later attempt has started,
 rejects what this supervisor and its ranks write, and they exit.
 
 A run must be able to record that its disk is full. Its folder therefore holds a reserve, which the
-first process that meets the full disk deletes. After that trackers are sent no more, because their
-store may be on the same disk.
+first process that meets the full disk deletes; then trackers are sent no more.
 """
 
 import errno
@@ -33,15 +32,20 @@ from typing import Any, NamedTuple, TypeVar
 from rlx.descendants import adopt_orphans, kill_descendants
 from rlx.errors import RlxError
 from rlx.home import ATTEMPT, REGISTRY, RunFolder
-from rlx.launch.devices import build_cuda_environment, build_device_request
-from rlx.launch.failures import convert_to_rlx_error, describe_error, describe_signal, is_disk_full
+from rlx.launch.failures import (
+    convert_to_rlx_error,
+    describe_error,
+    describe_signal,
+    hold_reserve,
+    is_disk_full,
+)
 from rlx.launch.launcher import (
     LocalLauncher,
     find_job_launcher,
     list_startable_statuses,
     open_launcher,
-    restore_disk_reserve,
 )
+from rlx.launch.machine import build_cuda_environment, build_device_request
 from rlx.launch.processes import (
     TIMESTAMP,
     RankProcesses,
@@ -62,7 +66,7 @@ from rlx.launch.run_access import (
 from rlx.progress import print_to_log
 from rlx.record import TrackerThreads, list_tracker_settings, retry_registry_call
 from rlx.spec import ExperimentSpec, LocalLauncherSpec
-from rlx.stopwatch import Stopwatch
+from rlx.stopwatch import CLOCK, Stopwatch
 from rlx.text import redact_passwords
 from rlx_registry import (
     ENDED,
@@ -80,18 +84,16 @@ from rlx_registry import (
 
 HEARTBEAT_INTERVAL = 10.0
 """Seconds between heartbeats."""
-
-
 POLL_INTERVAL = 0.05
 """Seconds between two polls of the ranks."""
-
-
+DEVICE_POLL_INTERVAL = 1.0
+"""Seconds between two checks for free devices."""
 STOP_GRACE = 30.0
 """Seconds that ranks have to exit once they are asked to stop."""
-
-
 DESCENDANTS_GRACE = 5.0
 """Seconds that the processes which ranks started have to exit after them."""
+
+T = TypeVar("T")
 
 
 class AttemptEnd(NamedTuple):
@@ -111,7 +113,6 @@ class AttemptEnd(NamedTuple):
 
 
 def build_failed_end(folder: RunFolder, error: Exception) -> AttemptEnd:
-    """The end of a run whose supervisor failed; frees the disk reserve if the disk is full."""
     if is_disk_full(error):
         folder.reserve.unlink(missing_ok=True)
     rlx_error = convert_to_rlx_error(error)
@@ -121,9 +122,7 @@ def build_failed_end(folder: RunFolder, error: Exception) -> AttemptEnd:
 
 
 class HangWatch:
-    """Measures how long ranks have made no progress.
-
-    Time in which this process was paused, as with its machine, does not count (see `Stopwatch`).
+    """Measures how long ranks have made no progress, not counting pauses of this process.
 
     Args:
         progress: the file that the ranks replace with every progress.
@@ -150,13 +149,6 @@ class HangWatch:
         return stat.st_ino, stat.st_mtime_ns
 
 
-DEVICE_POLL_INTERVAL = 1.0
-"""Seconds between two checks for free devices."""
-
-
-T = TypeVar("T")
-
-
 def main(run_id: str) -> int:
     """Supervises a run from its start or newest checkpoint to its end; returns the exit code."""
     orders = SigtermListener()  # first: an early SIGTERM would leave the run "running" forever
@@ -170,7 +162,7 @@ def main(run_id: str) -> int:
                 raise RlxError(f"{folder.root} belongs to a run of another registry")
             expect = list_startable_statuses(spec.runner, run)
             if run.status in expect:
-                restore_disk_reserve(spec.runner, folder)
+                hold_reserve(folder.reserve)
                 registry.update_run(run_id, pid=os.getpid(), host=this_machine())
             devices = build_device_request(spec)
             started = _wait_for_start(registry, run_id, expect, devices, orders, folder.root)
@@ -178,14 +170,8 @@ def main(run_id: str) -> int:
             if registry.run(run_id).status in ENDED:  # else another supervisor has it
                 folder.reserve.unlink(missing_ok=True)
             return 1
-        writer = open_writer(registry, run_id, started)
-        supervisor = _Supervisor(registry, run_id, spec, folder, devices, orders, writer)
+        supervisor = _Supervisor(registry, run_id, spec, folder, devices, orders, registry)
         return supervisor.supervise(started)
-
-
-def open_writer(registry: Registry, run_id: str, started: StartedAttempt) -> Registry:
-    """The registry as an attempt writes to it."""
-    return retry_registry_call(lambda: registry.as_writer(run_id, started.attempt))
 
 
 def _wait_for_start(
@@ -228,10 +214,8 @@ def _wait_for_start(
 
 
 def _describe_earlier_run(registry: Registry, run_id: str, devices: DeviceRequest | None) -> str:
-    """Names an earlier run that still waits on this machine; empty if there is none.
-
-    Otherwise runs that need few devices could starve one that needs many.
-    """
+    """Names an earlier run that still waits on this machine, or one that needs many devices could
+    starve; empty if there is none."""
     if devices is None:
         return ""
     waiting = [r for r in registry.runs(statuses=["submitted"]) if r.host == devices.host]
@@ -259,6 +243,7 @@ class _Supervisor:
 
     def supervise(self, started: StartedAttempt) -> int:
         """Runs the ranks to their end and records it; returns the exit code."""
+        self._open_writer(started)
         # Two supervisors may have waited, each of which recorded its pid; this one started the run.
         self._write(
             lambda: self.writer.update_run(self.run_id, pid=os.getpid(), host=this_machine())
@@ -288,6 +273,11 @@ class _Supervisor:
             self.folder.reserve.unlink(missing_ok=True)  # else it has been resumed since
         return 0 if end.status == "finished" else 1
 
+    def _open_writer(self, started: StartedAttempt) -> None:
+        self.writer = retry_registry_call(
+            lambda: self.registry.as_writer(self.run_id, started.attempt)
+        )
+
     def _run_attempts(self, started: StartedAttempt) -> AttemptEnd:
         """Runs the ranks, and again if that may help; returns how the last attempt ended."""
         number = retry_registry_call(lambda: attempts_used(self.registry, self.run_id))
@@ -312,7 +302,7 @@ class _Supervisor:
             if again is None:
                 break
             started, number = again, number + 1
-            self.writer = open_writer(self.registry, self.run_id, started)
+            self._open_writer(started)
         launcher = find_job_launcher(self.spec.runner)
         if end.status == "stopped" and launcher and not self.writer.run(self.run_id).request:
             end = AttemptEnd(*launcher.find_stop_status())
@@ -337,11 +327,12 @@ class _Supervisor:
         if self._has_completed():  # exit codes cannot tell
             return AttemptEnd("finished")
         if self.orders.stop:
-            how = "killed" if self.orders.kill else "stopped"
-            return AttemptEnd("stopped", f"{how} on request")
+            return AttemptEnd(
+                "stopped", f"{'killed' if self.orders.kill else 'stopped'} on request"
+            )
         if hung:
-            patience = self.spec.runner.hang_after
-            reason = f"no progress for {patience:g} s; the log shows what the ranks were doing"
+            patience = f"no progress for {self.spec.runner.hang_after:g} s"
+            reason = f"{patience}; the log shows what the ranks were doing"
             return AttemptEnd("failed", reason, again=True)
         return self._describe_failure(ranks, log_start)
 
@@ -373,17 +364,18 @@ class _Supervisor:
         """Waits until the ranks exit, hang or are asked to stop; returns whether they hang."""
         patience = self.spec.runner.hang_after
         look = min(HEARTBEAT_INTERVAL, patience / 4)
-        watch = HangWatch(self.folder.progress, Stopwatch(look))
+        watch = HangWatch(self.folder.progress, Stopwatch(look, CLOCK.now))
         while ranks.poll() is None and not self.orders.stop:
             self._send_heartbeat()
-            until = time.monotonic() + look
-            while time.monotonic() < until and not self.orders.stop and ranks.poll() is None:
+            until = CLOCK.now() + look
+            while CLOCK.now() < until and not self.orders.stop and ranks.poll() is None:
                 time.sleep(POLL_INTERVAL)
             if watch.measure_silence() > patience and ranks.poll() is None:
                 return True
         return False
 
     def _signal_ranks(self, number: int) -> None:
+        """Sends a signal to all ranks of this supervisor."""
         for pid in list_live_ranks(self.folder.root, os.getpid()):
             with suppress(ProcessLookupError):
                 os.kill(pid, number)
@@ -456,21 +448,12 @@ class _Supervisor:
             payload = {"exit_code": end.exit_code}
             self._record_event("failed", end.reason or "", payload, level="error")
         if end.status == "finished" and not self.spec.keeps_finished_checkpoints:
-            self._remove_checkpoints()
+            for folder in (self.folder.checkpoints, self.folder.origin):
+                shutil.rmtree(folder, ignore_errors=True)
         forget_supervisor(self.folder.root)  # who has just read "running" must not find it dead
         self._write(
             lambda: self.writer.transition(self.run_id, {"running"}, end.status, end.reason)
         )
-
-    def _remove_checkpoints(self) -> None:
-        """Removes what a finished run needs no more; if that fails, the run has finished anyway."""
-        for folder in (self.folder.checkpoints, self.folder.origin):
-            try:
-                if folder.exists():
-                    shutil.rmtree(folder)
-            except OSError as error:
-                message = f"{folder.name} cannot be removed: {describe_error(error)}"
-                self._record_event("checkpoints_left", message, level="warning")
 
     def _record_event(
         self,

@@ -14,7 +14,7 @@ from rlx.plan.plugin_checks import (
     check_unused_value_sources,
     collect_spec_warnings,
 )
-from rlx.spec import ExperimentSpec, KeyPath, PhaseSpec, find_contradictions, get_at_path
+from rlx.spec import ExperimentSpec, KeyPath, PhaseSpec, find_contradictions, get_at_path, has_path
 from rlx.spec.reading import (
     Diagnostic,
     InvalidSpec,
@@ -290,9 +290,7 @@ def _leave_out(tree: Any, path: KeyPath) -> KeyPath:
 
 def _find_container(tree: Any, path: KeyPath) -> Any:
     """Returns the mapping or list that contains `path`, or None."""
-    absent = object()
-    is_there = get_at_path(tree, path, absent) is not absent
-    return get_at_path(tree, path[:-1]) if path and is_there else None
+    return get_at_path(tree, path[:-1]) if path and has_path(tree, path) else None
 
 
 def _has_path_overlap(one: KeyPath, other: KeyPath) -> bool:

@@ -138,13 +138,6 @@ def _check_trial_reward(trial: PlanTrial, reward: NamedReward) -> Iterator[Diagn
         )
         yield replace(diagnostic, helps=(f"rlx plugins check {plugin}",))
         return
-    if changed := trial.table.changed.get(reward.name):
-        yield build_warning(
-            path,
-            f"reward plugin {plugin!r} changed {', '.join(changed[:_FEW])}"
-            f"{', …' if len(changed) > _FEW else ''} in a sample that it scored",
-            "copy what you change: only verdicts leave a call, and each call has its own samples",
-        )
     if trial.is_faulty or reward.name.startswith("_"):
         return
     kind = use.turn if isinstance(use, TurnReward) else "rollout"

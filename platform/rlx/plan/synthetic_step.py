@@ -167,7 +167,7 @@ def run_trial(
             note=note,
             shape=shape,
             trees=trees,
-            table=score_rollouts(trees, rewards, pool, is_watched=True),
+            table=score_rollouts(trees, rewards, pool),
             is_scripted=script is not None,
         )
 

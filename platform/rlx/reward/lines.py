@@ -1,10 +1,8 @@
 """Scores a file of responses with any reward, without a run."""
 
-import gzip
 import json
 import os
 import re
-import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -35,7 +33,6 @@ from rlx.text import escape_unprintable
 MAX_SPANS = 64
 """Maximum number of tag names extracted from one response, which may hold a hundred thousand."""
 
-_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _LINES, _CHARACTERS = 2048, 8 << 20
 """Of a batch; files may have millions of lines."""
 
@@ -46,15 +43,8 @@ Name = str | int
 
 @dataclass(frozen=True, slots=True)
 class ResponseLine:
-    """One line of the input.
-
-    Attributes:
-        number: line number, from 1.
-        id: id in the line; None without one.
-        group: key of the lines that are scored together, for rewards that read several samples.
-        sample: None if the line cannot be scored.
-        fault: why the line cannot be scored; None if it can.
-    """
+    """One line of the input: its number, from 1, its `id` and `group` if it has them, and a sample,
+    or the fault for which it cannot be scored."""
 
     number: int
     id: Name | None = None
@@ -89,15 +79,8 @@ class _ResponseFields(BaseModel):
 def read_lines(
     stream: Iterable[bytes], field: str = "response", *, reads_parent: bool = False
 ) -> Iterator[ResponseLine]:
-    """Reads JSON Lines; empty lines are skipped.
-
-    Args:
-        stream: lines in UTF-8, such as a file opened in binary mode.
-        field: key of the response.
-        reads_parent: whether a line needs `of`.
-    """
-    for number, raw in enumerate(stream, 1):
-        text = raw.removeprefix(_BYTE_ORDER_MARK) if number == 1 else raw
+    """Reads JSON Lines in UTF-8; empty lines are skipped."""
+    for number, text in enumerate(stream, 1):
         if not text.strip():
             continue
         try:
@@ -142,7 +125,7 @@ def _parse_record(
 
 
 def _find_response_spans(fields: _ResponseFields) -> dict[str, str]:
-    """Returns the last span of each closed tag, found as rollouts find the tags of their YAML."""
+    """The last span of each closed tag, found as rollouts find the tags of their YAML."""
     names: dict[str, None] = {}
     for match in _closing_tags(fields.response):
         names[match[1]] = None
@@ -156,7 +139,6 @@ def _find_response_spans(fields: _ResponseFields) -> dict[str, str]:
 
 
 def _describe_line_fault(error: ValidationError, values: Mapping[str, Any], field: str) -> str:
-    """Describes the first field of a line that is invalid."""
     if field not in values and "response" not in values:
         return f"`{field}` is missing"
     fault, *_ = explain_validation_error(error, _ResponseFields, values)
@@ -166,10 +148,8 @@ def _describe_line_fault(error: ValidationError, values: Mapping[str, Any], fiel
 
 
 def group_neighboring_lines(lines: Iterable[ResponseLine]) -> Iterator[list[ResponseLine]]:
-    """Groups neighboring lines with the same `group`; lines that cannot be scored keep their place.
-
-    Lines that continue a group after another one are not scored: they are only part of the group.
-    """
+    """Groups neighboring lines with the same `group`; lines that cannot be scored keep their place,
+    and lines that continue a group after another one are not scored."""
     unit: list[ResponseLine] = []
     current: Name | None = None
     ended: set[Name] = set()
@@ -193,13 +173,7 @@ def group_neighboring_lines(lines: Iterable[ResponseLine]) -> Iterator[list[Resp
 
 @dataclass(frozen=True, slots=True)
 class ScoredLine:
-    """The result of one line.
-
-    Attributes:
-        line: the line.
-        verdict: its score; None without one.
-        reason: the reward's explanation of its score, or why there is none.
-    """
+    """The score of a line, or None, with the reward's explanation, or why there is none."""
 
     line: ResponseLine
     verdict: Score | None
@@ -207,11 +181,9 @@ class ScoredLine:
 
     @property
     def status(self) -> Literal["scored", "absent"]:
-        """Whether the line has a score."""
         return "absent" if self.verdict is None else "scored"
 
     def to_plain_dict(self) -> dict[str, Any]:
-        """Returns the result as plain JSON values."""
         named = {} if self.line.id is None else {"id": self.line.id}
         return {
             "line": self.line.number,
@@ -231,20 +203,7 @@ def score_lines(
     workers: int = 1,
     deadline: float = 5.0,
 ) -> Iterator[list[ScoredLine]]:
-    """Yields one result per line, in order and in batches that fit into memory.
-
-    Args:
-        plugin: made by `build_reward`.
-        lines: JSON Lines in UTF-8; empty ones are skipped.
-        field: JSON key of the response.
-        workers: number of worker processes.
-        deadline: time limit of one call, in seconds.
-
-    Raises:
-        SpecError: the deadline is not a number of seconds.
-    """
-    if not deadline > 0:  # or nan
-        raise SpecError(f"deadline {deadline} is not a number of seconds")
+    """Yields one result per line, in order and in batches that fit into memory."""
     reads_parent = bool(getattr(plugin, "reads_parent", False))
     read = read_lines(lines, field, reads_parent=reads_parent)
     units = group_neighboring_lines(read) if plugin.scope != "sample" else ([one] for one in read)
@@ -254,20 +213,16 @@ def score_lines(
 
 
 def _cut_batches(units: Iterable[list[ResponseLine]]) -> Iterator[list[list[ResponseLine]]]:
-    """Yields batches of units (lines that are scored together) that fit into memory."""
+    """Batches of units (lines that are scored together)."""
     batch: list[list[ResponseLine]] = []
     number = characters = 0
-    try:
-        for unit in units:
-            batch.append(unit)
-            number += len(unit)
-            characters += sum(len(line.sample.response) for line in unit if line.sample)
-            if number >= _LINES or characters >= _CHARACTERS:
-                yield batch
-                batch, number, characters = [], 0, 0
-    except EnvironmentFault:  # first score what was read before the error
-        yield batch
-        raise
+    for unit in units:
+        batch.append(unit)
+        number += len(unit)
+        characters += sum(len(line.sample.response) for line in unit if line.sample)
+        if number >= _LINES or characters >= _CHARACTERS:
+            yield batch
+            batch, number, characters = [], 0, 0
     if batch:
         yield batch
 
@@ -324,22 +279,21 @@ def build_reward(name: str, overrides: Sequence[str] = ()) -> RewardPlugin:
 
 @contextmanager
 def open_response_lines(file: str) -> Iterator[Iterable[bytes]]:
-    """Opens a file of JSON Lines; `-` is standard input, and gzip is decompressed.
+    """Opens a file of JSON Lines; `-` is standard input.
 
     Raises:
         EnvironmentFault: the file cannot be read, now or later.
     """
 
     def read(source: BufferedReader) -> Iterator[bytes]:
-        packed = source.peek(2)[:2] == b"\x1f\x8b"
         try:
-            yield from gzip.GzipFile(fileobj=source) if packed else source
-        except (OSError, EOFError, zlib.error) as error:
+            yield from source
+        except OSError as error:
             raise build_fault(error) from error
 
-    def build_fault(error: Exception) -> EnvironmentFault:
+    def build_fault(error: OSError) -> EnvironmentFault:
         name = "standard input" if file == "-" else escape_unprintable(file)
-        return EnvironmentFault(f"cannot read {name}: {getattr(error, 'strerror', None) or error}")
+        return EnvironmentFault(f"cannot read {name}: {error.strerror}")
 
     try:
         source = os.fdopen(os.dup(0), "rb") if file == "-" else Path(file).open("rb")  # noqa: SIM115

@@ -1,14 +1,12 @@
 """The process that calls rewards and environments, and the class by which another one keeps it.
 
 The child calls the plugins: it may hang, die or start processes. The process that keeps it runs no
-plugin, so it survives to end the child with everything below it: when a deadline passes, when the
-child dies, and when the keeper itself has to end.
+plugin, so it survives to end the child with everything below it.
 """
 
 import asyncio
 import builtins
 import inspect
-import math
 import mmap
 import multiprocessing
 import numbers
@@ -21,7 +19,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -64,74 +62,41 @@ _LARGEST = 1e18
 
 @dataclass(frozen=True, slots=True)
 class RewardJob:
-    """One call of one reward.
-
-    Attributes:
-        reward: the plugin; its class must be importable in a fresh process.
-        samples: one sample for scope "sample"; the whole group for wider scopes.
-        deadline: seconds of wall time for the call.
-        name: the plugin's name, shown with what it prints; "" for that of its class.
-        is_watched: whether the outcome says what the reward changed in its samples.
-    """
+    """One call of one reward, with one sample for scope "sample", the whole group for wider scopes,
+    and a deadline in seconds of wall time. `name` is shown with what the plugin prints."""
 
     reward: RewardPlugin
     samples: tuple[Sample, ...]
     deadline: float
     name: str = ""
-    is_watched: bool = False
-
-    def __post_init__(self) -> None:
-        if not self.samples or (self.reward.scope == "sample" and len(self.samples) > 1):
-            raise ValueError(f"{len(self.samples)} samples for scope {self.reward.scope!r}")
-        if not 0 < self.deadline < math.inf:
-            raise ValueError(f"a deadline must be finite and above 0, got {self.deadline}")
 
     @property
     def concurrency(self) -> int:
-        """How many calls of the reward run at a time in one process."""
         return max(1, int(getattr(self.reward, "concurrency", 1)))
 
     def run(self) -> "JobOutcome":
-        """Returns the reward's verdicts."""
-        samples = list(self.samples)
-        before = self._picture(samples)
-        raw = self.reward.score(self._select_input(samples))
-        if inspect.isawaitable(raw):
-            raw = asyncio.run(_wait_for_value(raw))
-        return self._conclude(raw, samples, before)
+        raw = self.reward.score(self._select_input())
+        return self._conclude(
+            asyncio.run(_wait_for_value(raw)) if inspect.isawaitable(raw) else raw
+        )
 
     async def run_beside_others(self, threads: Executor) -> "JobOutcome":
-        """Returns the reward's verdicts, while other calls run.
-
-        Args:
-            threads: call it if it is not `async`.
-        """
-        samples = list(self.samples)
-        before = self._picture(samples)
-        score, given = self.reward.score, self._select_input(samples)
+        """Returns the reward's verdicts while other calls run; on one of `threads` if it is not
+        `async`."""
+        score, given = self.reward.score, self._select_input()
         if inspect.iscoroutinefunction(score):
-            raw = await score(given)
-        else:
-            loop = asyncio.get_running_loop()
-            raw = await _wait_for_value(await loop.run_in_executor(threads, score, given))
-        return self._conclude(raw, samples, before)
+            return self._conclude(await score(given))
+        loop = asyncio.get_running_loop()
+        raw = await loop.run_in_executor(threads, score, given)
+        return self._conclude(await _wait_for_value(raw))
 
-    def _picture(self, samples: Sequence[Sample]) -> Mapping[str, bytes]:
-        return _picture_samples(samples) if self.is_watched else {}
+    def _select_input(self) -> Any:
+        return self.samples[0] if self.reward.scope == "sample" else list(self.samples)
 
-    def _select_input(self, samples: list[Sample]) -> Any:
-        return samples[0] if self.reward.scope == "sample" else samples
-
-    def _conclude(
-        self, raw: Any, samples: Sequence[Sample], before: Mapping[str, bytes]
-    ) -> "JobOutcome":
+    def _conclude(self, raw: Any) -> "JobOutcome":
         if self.reward.scope == "sample":
-            verdicts: tuple[Score | None, ...] = (_check_verdict(raw),)
-        else:
-            verdicts = _check_verdicts(raw, len(samples))
-        after = self._picture(samples)
-        names = [name for name in {**before, **after} if before.get(name) != after.get(name)]
-        return JobOutcome(verdicts, changed=tuple(names))
+            return JobOutcome((_check_verdict(raw),))
+        return JobOutcome(_check_verdicts(raw, len(self.samples)))
 
 
 async def _wait_for_value(raw: Any) -> Any:
@@ -140,15 +105,7 @@ async def _wait_for_value(raw: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class EnvironmentCall:
-    """One call of an environment.
-
-    Attributes:
-        environment: the plugin; its class must be importable in a fresh process.
-        what: the method to call.
-        arguments: arguments of the method.
-        deadline: seconds of wall time for the call.
-        name: the plugin's name, as in `RewardJob`.
-    """
+    """One call of a method of an environment, with a deadline in seconds of wall time."""
 
     environment: Environment
     what: Literal["reset", "step", "release"]
@@ -157,7 +114,6 @@ class EnvironmentCall:
     name: str = ""
 
     def run(self) -> "JobOutcome":
-        """Returns an initial state, a step or nothing."""
         if self.what == "release":
             self.environment.release(*self.arguments)
             return JobOutcome()
@@ -177,19 +133,12 @@ Work = RewardJob | EnvironmentCall
 
 @dataclass(frozen=True, slots=True)
 class JobOutcome:
-    """Outcome of a job: verdicts, or the reason why there are none.
-
-    Attributes:
-        verdicts: one per sample, in order; None for an abstention. Empty after a fault.
-        fault: the plugin's fault; None if it succeeded.
-        value: result of an environment call.
-        changed: what a watched reward changed in its samples, such as `problem.numbers`.
-    """
+    """Outcome of a job: one verdict per sample, None for an abstention, or the value of an
+    environment's call; or the plugin's fault."""
 
     verdicts: tuple[Score | None, ...] = ()
     fault: str | None = None
     value: Any = None
-    changed: tuple[str, ...] = ()
 
 
 class _VerdictError(Exception):
@@ -197,8 +146,8 @@ class _VerdictError(Exception):
 
 
 def pickle_jobs(jobs: Sequence[Work]) -> bytes:
-    """Returns jobs for `run_jobs`, each pickled apart: none shares an object with another, so a
-    plugin that changes its input changes no other call, whichever calls are sent together."""
+    """Jobs for `run_jobs`, each pickled apart: a plugin that changes its input changes no other
+    call."""
     return pickle.dumps([pickle.dumps(job, pickle.HIGHEST_PROTOCOL) for job in jobs])
 
 
@@ -209,17 +158,14 @@ def run_jobs(
     report: Callable[[int, JobOutcome], None],
 ) -> tuple[list[JobOutcome], bool]:
     """Runs pickled jobs in order: as many as fit into the shortest deadline, at least the first.
+    The jobs of a reward with a concurrency run together, and each outcome is reported at once, with
+    the job's number.
 
-    A job that runs out of memory fails only if it came first and had the whole allowance; otherwise
-    it is left for another call. Returns the outcomes of the jobs that ran, the rest did not start,
-    and whether a call that was given up still runs.
-    Jobs of a reward with a concurrency run together, and each outcome is reported at once.
+    A job that runs out of memory fails only if it came first and had the whole allowance of
+    `memory_mb`; otherwise it is left for another call.
 
-    Args:
-        payload: the jobs, as `pickle_jobs` returns them.
-        memory_mb: MiB of address space that they may add to this process; None for any.
-        count_job: called before each job starts.
-        report: called with the number and the outcome of each job that ran beside others.
+    Returns:
+        Outcomes of the jobs that ran, and whether a call that was given up still runs.
     """
     try:
         _limit_memory(memory_mb)
@@ -248,7 +194,6 @@ def run_jobs(
 
 
 def runs_concurrently(jobs: Sequence[Work]) -> TypeGuard[Sequence[RewardJob]]:
-    """Whether the jobs are those of rewards that wait, which run together in one process."""
     return bool(jobs) and all(isinstance(job, RewardJob) and job.concurrency > 1 for job in jobs)
 
 
@@ -257,11 +202,8 @@ async def _run_beside_each_other(
     count_job: Callable[[], None],
     report: Callable[[int, JobOutcome], None],
 ) -> bool:
-    """Starts the jobs in order, as many at a time as their reward allows.
-
-    Returns:
-        Whether a thread still runs a call that took too long.
-    """
+    """Starts the jobs in order, as many at a time as their reward allows; returns whether a thread
+    still runs a call that took too long."""
     gate = asyncio.Semaphore(jobs[0].concurrency)
     threading.stack_size(_STACK_BYTES)
     # A thread for every job: one that never ends keeps none of the others waiting.
@@ -287,7 +229,6 @@ class _CallThreads(ThreadPoolExecutor):
         self.calls: list[Future[Any]] = []
 
     def submit(self, *call: Any, **named: Any) -> Future[Any]:
-        """Runs a call on a thread."""
         self.calls.append(super().submit(*call, **named))
         return self.calls[-1]
 
@@ -305,7 +246,6 @@ async def _run_in_time(job: RewardJob, threads: Executor) -> JobOutcome:
 
 
 def describe_deadline(seconds: float) -> str:
-    """Says that a call took too long."""
     return f"deadline of {seconds:g} s passed"
 
 
@@ -315,7 +255,6 @@ def _name_plugin(job: Work) -> str:
 
 
 def _run_job(job: Work) -> JobOutcome:
-    """Runs one job; the worker ends this process when its deadline passes."""
     try:
         return job.run()
     except _VerdictError as error:
@@ -324,28 +263,6 @@ def _run_job(job: Work) -> JobOutcome:
         raise
     except BaseException as error:  # noqa: BLE001  SystemExit is only this scorer's fault, too
         return JobOutcome(fault=describe_error(error))
-
-
-def _picture_samples(samples: Sequence[Sample]) -> dict[str, bytes]:
-    """Returns the contents of samples, by the names of their fields and of the keys in these."""
-    picture: dict[str, bytes] = {}
-    for number, sample in enumerate(samples):
-        of = f"sample {number}: " if len(samples) > 1 else ""
-        for field in fields(sample):
-            value = getattr(sample, field.name)
-            inner = value.items() if isinstance(value, Mapping) else ()
-            for key, each in inner:
-                picture[f"{of}{field.name}.{key}"] = _picture_value(each)
-            if not isinstance(value, Mapping):
-                picture[f"{of}{field.name}"] = _picture_value(value)
-    return picture
-
-
-def _picture_value(value: Any) -> bytes:
-    try:
-        return pickle.dumps(value)
-    except _UNPICKLABLE:  # which no sample holds that a worker receives
-        return repr(type(value)).encode()
 
 
 def _check_verdicts(raw: Any, count: int) -> tuple[Score | None, ...]:
@@ -360,7 +277,6 @@ def _check_verdicts(raw: Any, count: int) -> tuple[Score | None, ...]:
 
 
 def _check_verdict(raw: Any) -> Score | None:
-    """Returns a plain copy that is safe to send and store, also of a subclass."""
     if raw is None:
         return None
     if isinstance(raw, Score):
@@ -398,7 +314,7 @@ def _check_number(raw: Any) -> float:
 
 
 def describe_error(error: BaseException) -> str:
-    """Returns an exception of a plugin in words, short and safe to store."""
+    """An exception of a plugin in words, short and safe to store."""
     try:
         text = str(error)
     except Exception as second:  # noqa: BLE001  an exception that cannot even be printed
@@ -437,15 +353,13 @@ class ChunkReport(NamedTuple):
 
     Attributes:
         outcomes: the pickled outcomes of the jobs that ran, in order.
-        fault: why there are none; None if they ran.
-        is_lost: whether the process died of itself or was killed, if that is the fault.
+        fault: why there are none.
+        is_lost: whether the fault is that the process died of itself or was killed.
         cpu_seconds: that the process used to run them.
         is_spent: whether the process has to end: a call that was given up still runs in it, or it
             has run for long and holds no live session.
-        finished: numbers and pickled outcomes of jobs that ran beside others, also of those that
-            finished before a fault.
-        started: number of jobs that had started beside each other; the others have nothing to do
-            with a fault.
+        finished: numbers and pickled outcomes of jobs that ran beside others and have finished.
+        started: number of jobs that had started beside each other; no others are at fault.
     """
 
     outcomes: bytes = b""
@@ -458,8 +372,6 @@ class ChunkReport(NamedTuple):
 
 
 class _Finished(NamedTuple):
-    """A job that ran beside others: its number, and its pickled outcome."""
-
     number: int
     outcome: bytes
 
@@ -468,13 +380,8 @@ class ChunkWatch:
     """How long the jobs of a chunk have taken.
 
     Only the time that this process has seen pass counts against a deadline, because a pause of the
-    whole machine, container or job is no fault of a plugin. Where jobs run beside each other, the
-    child ends those that take too long; it is ended itself if for two deadlines none of them starts
-    or finishes.
-
-    Args:
-        deadlines: of the jobs, in seconds.
-        is_concurrent: whether they run beside each other.
+    machine or job is no fault of a plugin. Where jobs run beside each other, the child ends those
+    that take too long; it is ended itself if for two deadlines none of them starts or finishes.
 
     Attributes:
         interval: the longest time between two looks at the child, in seconds.
@@ -492,7 +399,7 @@ class ChunkWatch:
 
     @property
     def limit(self) -> float:
-        """Seconds that the current job may take. Until the first one starts, the child imports the
+        """Seconds that the current job may take; until the first starts, the child imports the
         plugins."""
         if not self.current:
             return 2 * max(self.deadlines, default=0.0) + _IMPORT_SECONDS
@@ -500,13 +407,7 @@ class ChunkWatch:
 
 
 class JobProcess:
-    """The child process that runs jobs; starts a new one in place of one that has ended.
-
-    Attributes:
-        pipe: from which the child's reports are read, while there is a child.
-        watch: of the last chunk.
-        closed_in_children: connections of this process that no child may keep open.
-    """
+    """The child process that runs jobs; starts a new one in place of one that has ended."""
 
     closed_in_children: ClassVar[tuple[Connection, ...]] = ()
     _running: ClassVar[dict[int, "JobProcess"]] = {}
@@ -527,12 +428,6 @@ class JobProcess:
     def begin(self, chunk: bytes, deadlines: Sequence[float], *, is_concurrent: bool) -> None:
         """Sends pickled jobs to the child, after starting it if there is none.
 
-        Args:
-            chunk: the pickled jobs, the MiB of address space that they may add, and the file that
-                keeps what rewards recall.
-            deadlines: of the jobs, in seconds.
-            is_concurrent: whether they run beside each other.
-
         Raises:
             OSError: the child has just died.
         """
@@ -546,11 +441,7 @@ class JobProcess:
         self.pipe.send_bytes(chunk)
 
     def check(self, *, is_ready: bool) -> ChunkReport | None:
-        """What became of the chunk, or None while it runs; ends a child that takes too long.
-
-        Args:
-            is_ready: whether there is something to read.
-        """
+        """What became of the chunk, or None while it runs; ends a child that takes too long."""
         watch = self.watch
         if is_ready or self._has_ended():
             report = self._receive()
@@ -578,7 +469,6 @@ class JobProcess:
         return report._replace(finished=tuple(watch.finished.items()), started=started)
 
     def _receive(self) -> ChunkReport | _Finished:
-        """What the child sends, or how it died."""
         try:
             if not self.pipe.poll():
                 return self.report_death()
@@ -590,7 +480,6 @@ class JobProcess:
         return report
 
     def report_death(self) -> ChunkReport:
-        """Ends what the dead child has left behind, and says how it died."""
         code = self.end()
         how = f"signal {-code}" if code < 0 else f"exit code {code}"
         return ChunkReport(fault=f"process died ({how})", is_lost=True)
@@ -601,11 +490,8 @@ class JobProcess:
             self.pipe.close()
 
     def end(self, patience: float = 0.0) -> int:
-        """Ends the child and everything that it started; returns its exit code.
-
-        Args:
-            patience: seconds in which the child may close its live sessions.
-        """
+        """Ends the child, which may close its live sessions for `patience` seconds, and everything
+        that it started; returns its exit code."""
         pid, code = self._pid, 0
         if pid is not None:
             self.pipe.close()
@@ -637,7 +523,6 @@ class JobProcess:
         self._running[pid] = self
 
     def _serve(self, pipe: Connection) -> NoReturn:
-        """Runs chunks in the child until the worker closes the pipe."""
         try:
             self._own_pid = os.getpid()
             die_with_parent()
@@ -690,14 +575,12 @@ class JobProcess:
             self._counters[_IMPORTING] = False
 
     def _has_ended(self) -> bool:
-        """Whether the child has ended; its exit code can still be read."""
         assert self._pid is not None
         return os.waitid(os.P_PID, self._pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
 
 def start_worker() -> None:
-    """Prepares the process that has the children: it ends what they start, and its prints go to
-    stderr.
+    """Prepares the process that has the children.
 
     It leaves its parent's session, because torchrun ends a rank by a signal to the whole process
     group while the rank still scores its current step.
@@ -709,7 +592,7 @@ def start_worker() -> None:
 
 
 def _leave() -> NoReturn:
-    """Ends this worker, also in the midst of `JobProcess.end`, whose state is then half changed."""
+    """Also in the midst of `JobProcess.end`, whose state is then half changed."""
     try:
         kill_descendants()
     finally:

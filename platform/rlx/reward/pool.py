@@ -1,8 +1,4 @@
-"""Deals calls of rewards and environments to worker processes.
-
-What a worker does, and how it ends a plugin that hangs, is in `rlx.reward.plugin_process`; how
-workers are kept and replaced, in `rlx.reward.workers`.
-"""
+"""Deals calls of rewards and environments to worker processes."""
 
 import itertools
 import math
@@ -12,7 +8,6 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Literal, Protocol, Self, TypeVar
 
 from rlx.errors import EnvironmentFault
@@ -44,9 +39,7 @@ _Positions = tuple[int, ...]
 class Closable(Protocol):
     """What can be kept with a pool."""
 
-    def close(self) -> None:
-        """Ends what it has started."""
-        ...
+    def close(self) -> None: ...
 
 
 Kept = TypeVar("Kept", bound=Closable)
@@ -56,13 +49,10 @@ class RewardPool:
     """A pool of worker processes that run jobs; a context manager.
 
     Args:
-        workers: number of processes.
         memory_mb: MiB of address space that a job may add to its worker's.
         answers: the file that keeps what rewards recall (`rlx.plugin.recall`); None keeps nothing.
 
     Attributes:
-        count: number of processes.
-        memory_mb: as given.
         keeper: of the live sessions of environments, in processes of their own.
         cpu_seconds: that the workers have used so far for jobs.
 
@@ -72,8 +62,6 @@ class RewardPool:
 
     def __init__(self, workers: int, memory_mb: int, answers: Path | None = None) -> None:
         self.cpu_seconds = 0.0
-        if workers < 1 or memory_mb < 1:
-            raise ValueError(f"needs at least 1 worker and 1 MiB, got {workers} and {memory_mb}")
         self.count, self.memory_mb, self._answers = workers, memory_mb, answers
         self.keeper = WorkerKeeper(_CLOSING)
         self._kept: dict[type[Closable], Any] = {}
@@ -92,12 +80,7 @@ class RewardPool:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def keep(self, kind: type[Kept]) -> Kept:
@@ -108,8 +91,8 @@ class RewardPool:
         return kept
 
     def close(self) -> None:
-        """Closes live sessions and what is kept, and ends the workers at once, even during a job,
-        with all that their plugins started."""
+        """Closes live sessions and what is kept, and ends the workers at once, even during a
+        job."""
         for kept in self._kept.values():
             kept.close()
         self.keeper.close()
@@ -151,7 +134,6 @@ class RewardPool:
         return [outcomes[position] for position in range(len(jobs))]
 
     def _send(self, worker: int, jobs: Sequence[Work], is_concurrent: bool) -> int:
-        """Sends a chunk to a worker; returns the number of the order."""
         order = WorkerOrder(
             worker,
             next(_call_numbers),
@@ -201,28 +183,15 @@ def _isolate_fault(
 def host_environment(
     environment: Environment, pool: RewardPool, limits: EnvironmentLimits, name: str = ""
 ) -> "PooledHost | SessionHost":
-    """Hosts an environment in worker processes.
-
-    Args:
-        environment: the plugin.
-        pool: the workers.
-        limits: of its calls and episodes.
-        name: the plugin's name, shown with what it prints; "" for that of its class.
-    """
+    """Hosts an environment in worker processes."""
     if isinstance(environment, StatefulEnvironment):
         return SessionHost(environment, pool, limits, name)
     return PooledHost(environment, pool, limits.call, name)
 
 
 class PooledHost:
-    """Runs an environment in worker processes; a `rlx.rollout.EnvironmentHost`.
-
-    Args:
-        environment: the plugin.
-        pool: the workers.
-        deadline: seconds per call.
-        name: the plugin's name, shown with what it prints; "" for that of its class.
-    """
+    """Runs an environment in worker processes; a call that raises, hangs or crashes gives a
+    fault."""
 
     def __init__(
         self, environment: Environment, pool: RewardPool, deadline: float, name: str = ""
@@ -231,11 +200,9 @@ class PooledHost:
         self._name = name
 
     def reset(self, calls: Sequence[tuple[Mapping[str, Any], int]]) -> list[Any]:
-        """Initial states; a `HostFault` for a call that raised, hung or crashed."""
         return self._run("reset", calls)
 
     def step(self, calls: Sequence[tuple[Any, Action]]) -> list[Step | HostFault]:
-        """Answers; a `HostFault` likewise, and for a result that is not a `Step`."""
         return self._run("step", calls)
 
     def _run(self, what: Literal["reset", "step"], calls: Sequence[tuple[Any, Any]]) -> list[Any]:
@@ -254,13 +221,7 @@ class PooledHost:
 
 @dataclass(slots=True, eq=False)
 class _Session:
-    """A live session.
-
-    Attributes:
-        worker: where it is.
-        turns: that it has played.
-        seconds: that its calls have taken.
-    """
+    """A live session: where it is, and the turns and seconds that it has had."""
 
     worker: int
     turns: int = 0
@@ -269,14 +230,7 @@ class _Session:
 
 @dataclass(slots=True)
 class _SessionCall:
-    """A call of a live session that has no answer yet.
-
-    Attributes:
-        number: by which the caller knows it.
-        is_awaited: whether the caller waits for its answer.
-        deadline: seconds that it may take.
-        is_repeated: whether its worker was lost in it before.
-    """
+    """A call of a live session that has no answer yet, which the caller knows by `number`."""
 
     number: int
     job: EnvironmentCall
@@ -291,15 +245,6 @@ class SessionHost:
 
     Sessions of a replayable environment share a few workers. Any other session has a worker of its
     own, so that a call that hangs, crashes or waits costs no other session.
-
-    Args:
-        environment: the plugin.
-        pool: has the workers.
-        limits: of its calls and episodes.
-        name: the plugin's name, shown with what it prints; "" for that of its class.
-
-    Attributes:
-        patience: seconds that a turn waits for others to be sampled with; None: for all of them.
     """
 
     def __init__(
@@ -318,11 +263,9 @@ class SessionHost:
         self._ready: list[tuple[int, Any]] = []
 
     def reset(self, calls: Sequence[tuple[Mapping[str, Any], int]]) -> list[Any]:
-        """See `rlx.rollout.EnvironmentHost`."""
         return self._run("reset", calls)
 
     def step(self, calls: Sequence[tuple[Any, Action]]) -> list[Step | HostFault]:
-        """See `rlx.rollout.EnvironmentHost`."""
         return self._run("step", calls)
 
     def _run(self, what: Literal["reset", "step"], calls: Sequence[tuple[Any, Any]]) -> list[Any]:
@@ -336,7 +279,6 @@ class SessionHost:
     def submit(
         self, number: int, what: Literal["reset", "step"], arguments: tuple[Any, Any]
     ) -> None:
-        """See `rlx.rollout.QueueingHost`."""
         job = self._build_call(what, arguments)
         if what == "reset":
             self._held.append((number, job))
@@ -351,7 +293,6 @@ class SessionHost:
         self._send(_SessionCall(number, job, session))
 
     def collect(self, seconds: float | None) -> list[tuple[int, Any]]:
-        """See `rlx.rollout.QueueingHost`."""
         if seconds is None and not (self._ready or self._calls):
             self._open_held(beyond_limit=True)
         while not self._ready and self._calls:
@@ -366,7 +307,7 @@ class SessionHost:
         return ready
 
     def release(self, states: Sequence[Any]) -> None:
-        """See `rlx.rollout.EnvironmentHost`. Does not wait until they are closed."""
+        """Does not wait until they are closed."""
         for state in states:
             if (session := self._sessions.pop(state.session, None)) is not None:
                 for call in self._calls.values():
@@ -381,7 +322,6 @@ class SessionHost:
         return EnvironmentCall(self._environment, what, tuple(arguments), limit, self._name)
 
     def _open_held(self, *, beyond_limit: bool = False) -> None:
-        """Opens the sessions that there are workers for."""
         while self._held:
             worker = self._choose_worker()
             if self._loads[worker] and not (self._shares or beyond_limit):
@@ -389,7 +329,6 @@ class SessionHost:
             self._send(_SessionCall(*self._held.popleft(), self._begin_session(worker)))
 
     def _choose_worker(self) -> int:
-        """The worker with the fewest sessions."""
         return min(self._loads, key=lambda worker: (self._loads[worker], worker))
 
     def _begin_session(self, worker: int) -> _Session:
@@ -432,7 +371,6 @@ class SessionHost:
         self._end_call(call, value)
 
     def _end_call(self, call: _SessionCall, value: Any) -> None:
-        """Passes an answer on, and notes which session goes on."""
         session = call.session
         if call.job.what == "release":
             if isinstance(value, HostFault):

@@ -18,11 +18,8 @@ from rlx.spec import GlobalReward, TurnReward, ValueOnError
 
 @dataclass(frozen=True, slots=True)
 class NamedReward:
-    """A reward of the experiment, with its plugin instance.
-
-    Attributes:
-        scope: what it scores: every turn of the kind that `use` names, or every whole rollout.
-    """
+    """A reward of the experiment, of every turn of the kind that `use` names, or of whole
+    rollouts."""
 
     name: str
     use: TurnReward | GlobalReward
@@ -35,7 +32,6 @@ class NamedReward:
 
     @property
     def reads(self) -> tuple[str, ...]:
-        """Names of the rewards that must be computed before this one."""
         return tuple(n for n in (self.use.of, self.use.requires) if n is not None)
 
 
@@ -43,16 +39,8 @@ def score_rollouts(
     trees: Sequence[RolloutTree],
     rewards: Sequence[NamedReward],
     pool: RewardPool,
-    *,
-    is_watched: bool = False,
 ) -> RewardTable:
     """Scores every turn and every whole rollout of every tree.
-
-    Args:
-        trees: trees of one step.
-        rewards: in any order; `of` and `requires` may name others of them.
-        pool: runs the plugins.
-        is_watched: whether the table says what rewards change in their samples.
 
     Raises:
         RewardError: a scorer failed under `on_error: fail`, or an environment did.
@@ -65,14 +53,14 @@ def score_rollouts(
     rollouts: dict[Place, dict[str, RewardEntry]] = {
         (t, s): {} for t, tree in enumerate(trees) for s in tree.rollouts
     }
+    table = RewardTable(turns, frozenset(), {}, rollouts)
     dropped = _find_failed_rollouts(trees)
     faults: dict[str, int] = {}
-    changed: dict[str, tuple[str, ...]] | None = {} if is_watched else None
     seconds: dict[str, float] = {}
     for name in order:
         reward, began = by_name[name], time.perf_counter()
         entries = turns if reward.scope == "turn" else rollouts
-        for place, entry in _score_one(trees, reward, turns, rollouts, pool, changed):
+        for place, entry in _score_one(trees, reward, table, pool):
             if entry.is_fault:
                 faults[name] = faults.get(name, 0) + 1
                 entry = _apply_on_error(trees, reward, place, entry, dropped)
@@ -84,15 +72,11 @@ def score_rollouts(
         for s in trees[t].policy_segments
         if any((t, earlier) in dropped for earlier in trees[t].turns(s))
     }
-    return RewardTable(turns, frozenset(dropped | below), faults, rollouts, changed or {}, seconds)
+    return replace(table, dropped=frozenset(dropped | below), faults=faults, seconds=seconds)
 
 
 def _find_failed_rollouts(trees: Sequence[RolloutTree]) -> set[Place]:
-    """Rollouts whose environment failed, and the siblings of those that drop their group.
-
-    Raises:
-        RewardError: an environment failed under `on_error: fail`.
-    """
+    """Rollouts whose environment failed, and the siblings of those that drop their group."""
     dropped: set[Place] = set()
     for t, tree in enumerate(trees):
         for segment in tree.segments:
@@ -119,37 +103,31 @@ def rescore_rollouts(
     pool: RewardPool,
 ) -> Iterator[tuple[NamedReward, Place, RewardEntry]]:
     """Scores trees again, with the values in `table` for the rewards that plugins read. Faults stay
-    faults, regardless of `on_error`.
-    """
+    faults, regardless of `on_error`."""
     for reward in rewards:
-        for place, entry in _score_one(trees, reward, table.turns, table.rollouts, pool):
+        for place, entry in _score_one(trees, reward, table, pool):
             yield reward, place, entry
 
 
 def _score_one(
     trees: Sequence[RolloutTree],
     reward: NamedReward,
-    turns: Mapping[Place, Entries],
-    rollouts: Mapping[Place, Entries],
+    table: RewardTable,
     pool: RewardPool,
-    changed: dict[str, tuple[str, ...]] | None = None,
 ) -> Iterable[tuple[Place, RewardEntry]]:
-    """One entry for each turn of the reward's kind, or for each rollout.
-
-    `changed` takes what the reward changes in its samples; None if it is not watched.
-    """
+    """One entry for each turn of the reward's kind, or for each rollout."""
     missing = RewardEntry(reward.name, None, reward.use.weight, "absent")
     samples: dict[Place, Sample] = {}
     use = reward.use
-    for place in rollouts if reward.scope == "global" else turns:
+    for place in table.rollouts if reward.scope == "global" else table.turns:
         tree = trees[place[0]]
         kind = tree.segments[place[1]].kind
         if kind == FAILED or (isinstance(use, TurnReward) and not use.fits(kind)):
             continue  # the environment did not answer, or it is of another kind
-        of = None if use.of is None else _read_value(tree, place, use.of, reward, turns, rollouts)
+        of = None if use.of is None else _read_value(tree, place, use.of, reward, table)
         gate = None
         if use.requires is not None:
-            gate = _find_parent_value(tree, place, use.requires, reward, turns, rollouts)
+            gate = _find_parent_value(tree, place, use.requires, reward, table)
         if (of is None and use.of is not None) or (gate is None and use.requires is not None):
             yield place, missing
             continue
@@ -160,18 +138,10 @@ def _score_one(
         samples[place] = replace(_build_sample(tree, place), of=of)
     groups = _group_by_scope(trees, samples, reward)
     jobs = [
-        RewardJob(
-            reward.plugin,
-            tuple(samples[p] for p in places),
-            use.deadline,
-            name=use.plugin,
-            is_watched=changed is not None,
-        )
+        RewardJob(reward.plugin, tuple(samples[p] for p in places), use.deadline, use.plugin)
         for places in groups
     ]
     for places, outcome in zip(groups, pool.score(jobs), strict=True):
-        if changed is not None and outcome.changed:
-            changed.setdefault(reward.name, outcome.changed)
         failed = outcome.fault is not None
         verdicts: Sequence[Score | None] = [None] * len(places) if failed else outcome.verdicts
         for place, verdict in zip(places, verdicts, strict=True):
@@ -187,14 +157,13 @@ def _read_value(
     place: Place,
     name: str,
     reward: NamedReward,
-    turns: Mapping[Place, Entries],
-    rollouts: Mapping[Place, Entries],
+    table: RewardTable,
 ) -> float | None:
     """The raw value that `of` names, from the turns that `over` names; None if it is absent."""
     over = reward.use.over if isinstance(reward.use, TurnReward) else "path"
     if over == "path":
-        return _find_parent_value(tree, place, name, reward, turns, rollouts)
-    return compute_mean_value(tree, place, name, turns, below=over == "below")
+        return _find_parent_value(tree, place, name, reward, table)
+    return compute_mean_value(tree, place, name, table.turns, below=over == "below")
 
 
 def compute_mean_value(
@@ -205,15 +174,8 @@ def compute_mean_value(
     *,
     below: bool = False,
 ) -> float | None:
-    """Mean raw value of a turn reward over the turns of a tree that have it; None if none has.
-
-    Args:
-        tree: the tree.
-        place: a turn of it.
-        name: the reward.
-        turns: scores of all turns.
-        below: whether only turns below `place` count.
-    """
+    """Mean raw value of a turn reward over the turns of a tree that have it, or over those `below`
+    a place; None if none has."""
     values = [
         entry.raw
         for s in tree.policy_segments
@@ -228,16 +190,14 @@ def _find_parent_value(
     place: Place,
     name: str,
     reward: NamedReward,
-    turns: Mapping[Place, Entries],
-    rollouts: Mapping[Place, Entries],
+    table: RewardTable,
 ) -> float | None:
-    """Raw value of another reward of this rollout; or of this turn or the nearest earlier turn that
-    has it. None if it is absent."""
-    if reward.scope == "global" and name in rollouts[place]:
-        return rollouts[place][name].raw
+    """Raw value of another reward of this rollout; or of this turn or the nearest earlier one."""
+    if reward.scope == "global" and name in table.rollouts[place]:
+        return table.rollouts[place][name].raw
     for segment in reversed(tree.turns(place[1])):
-        if name in turns[place[0], segment]:
-            return turns[place[0], segment][name].raw
+        if name in table.turns[place[0], segment]:
+            return table.turns[place[0], segment][name].raw
     return None
 
 
@@ -263,10 +223,8 @@ def _build_sample(tree: RolloutTree, place: Place) -> Sample:
 def _group_by_scope(
     trees: Sequence[RolloutTree], samples: Mapping[Place, Sample], reward: NamedReward
 ) -> list[list[Place]]:
-    """Groups the keys that are scored together: alone, with their siblings, or by tree.
-
-    Whole rollouts all continue the prompt, so their siblings are their group.
-    """
+    """The places that are scored together: alone, with their siblings, or by tree. All whole
+    rollouts of a tree are siblings."""
     scope = reward.plugin.scope
     if scope == "sample":
         return [[place] for place in samples]

@@ -22,8 +22,7 @@ class RewardEntry:
     Attributes:
         raw: the plugin's value; None when absent.
         weight: factor in sums.
-        status: "scored"; "absent", with the fault as `reason`; or "replaced", where `on_error`
-            supplies a value in place of a fault.
+        status: "replaced" where `on_error` supplies a value in place of a fault.
         reason: the plugin's reason for a score, or the fault.
         parts: additional figures, never summed.
     """
@@ -59,16 +58,13 @@ class RewardTable:
             they end, or on a turn that they continue.
         faults: number of entries lost to scorer faults, by reward name.
         rollouts: named rewards of every whole trajectory that continues a prompt.
-        changed: what the first call that changed its samples changed, by reward name; only where
-            rewards are watched.
-        seconds: how long scoring by each reward took, added up over ranks, by reward name.
+        seconds: how long scoring by each reward took, added up over ranks.
     """
 
     turns: Mapping[Place, Entries]
     dropped: frozenset[Place]
     faults: Mapping[str, int]
     rollouts: Mapping[Place, Entries] = field(default_factory=dict)
-    changed: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     seconds: Mapping[str, float] = field(default_factory=dict, compare=False)
 
     def get_turn_total(self, place: Place) -> float | None:
@@ -76,15 +72,10 @@ class RewardTable:
         return _sum_weighted_entries(self.turns.get(place, {}).values())
 
     def get_rollout_total(self, place: Place) -> float | None:
-        """Weighted sum of a rollout's global rewards; None if none of them counts."""
         return _sum_weighted_entries(self.rollouts.get(place, {}).values())
 
     def total_score(self, tree: int, turns: Sequence[int]) -> float | None:
-        """mean(turn) + Σ global of one row; None if none of them counts.
-
-        Args:
-            tree: the row's tree.
-            turns: its own policy segments in order, as in `rlx.batch.BatchRow.turns`.
+        """mean(turn) + Σ global of a row with these policy segments; None if none of them counts.
 
         Reference:
             KG-R1, arXiv 2509.26383.
@@ -99,13 +90,7 @@ class RewardTable:
     def merge_tables(
         cls, tables: Sequence["RewardTable"], trees: Sequence[Sequence[int]]
     ) -> "RewardTable":
-        """Merges several tables into one.
-
-        Args:
-            tables: tables of different trees.
-            trees: for each table, the new numbers of its trees: tree t of table i becomes
-                `trees[i][t]`. Of `count` ranks, rank r has `range(r, total, count)`.
-        """
+        """Merges tables of different trees: tree t of table i becomes `trees[i][t]`."""
         pairs = list(zip(tables, trees, strict=True))
         faults: Counter[str] = Counter()
         seconds: dict[str, float] = {}
@@ -125,14 +110,8 @@ class RewardTable:
 def sum_named_rewards(
     raw: Mapping[str, float | None], weights: Mapping[str, float] | None = None
 ) -> float | None:
-    """Σ weight · raw of named rewards; None if none of them counts.
-
-    Names that begin with `_` do not count, nor do values that are absent.
-
-    Args:
-        raw: values by name, None where absent.
-        weights: factors by name; 1 for names that are not listed.
-    """
+    """Σ weight · raw of named rewards, weight 1 if it is not listed; None if none of them counts.
+    Names that begin with `_` do not count, nor do values that are absent."""
     factors = weights or {}
     return _sum_weighted_entries(
         RewardEntry(name, value, factors.get(name, 1.0), "scored") for name, value in raw.items()

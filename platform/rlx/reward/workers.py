@@ -28,10 +28,9 @@ MAX_RESTARTS = 3
 
 
 class WorkerOrder(NamedTuple):
-    """A chunk of calls for a worker.
+    """A chunk of calls for a worker, which is started if it is not there.
 
     Attributes:
-        worker: number of the worker, which is started if it is not there.
         call: number of the order.
         deadlines: seconds that each call may take.
         payload: the pickled calls.
@@ -50,13 +49,7 @@ class WorkerOrder(NamedTuple):
 
 
 class WorkerAnswer(NamedTuple):
-    """What became of an order.
-
-    Attributes:
-        call: its number.
-        report: of the worker.
-        seconds: that the last call took, imports not counted.
-    """
+    """What became of an order; `seconds` are those of its last call, imports not counted."""
 
     call: int
     report: ChunkReport
@@ -65,7 +58,7 @@ class WorkerAnswer(NamedTuple):
 
 @dataclass(slots=True)
 class _Worker:
-    """A worker of the keeper: its process, and its orders, of which it carries out the first."""
+    """A worker's process, and its orders, of which it carries out the first."""
 
     process: JobProcess = field(default_factory=JobProcess)
     queue: deque[WorkerOrder] = field(default_factory=deque)
@@ -84,13 +77,7 @@ class _Worker:
 
 
 def keep_workers(orders: Connection, answers: Connection, closing_seconds: float) -> None:
-    """Carries out orders until the other end is closed; then closes all sessions.
-
-    Args:
-        orders: receives the orders.
-        answers: takes the answers.
-        closing_seconds: in which the workers may close their sessions.
-    """
+    """Carries out orders until the other end is closed; then closes all sessions."""
     start_worker()
     JobProcess.closed_in_children = (orders, answers)
     workers: dict[int, _Worker] = {}
@@ -116,7 +103,6 @@ def keep_workers(orders: Connection, answers: Connection, closing_seconds: float
 
 
 def _answer(answers: Connection, worker: _Worker, report: ChunkReport | None) -> None:
-    """Answers orders that are over, and begins those after them."""
     while report is not None:
         order, seconds = worker.queue.popleft(), worker.process.watch.spent.seconds
         answers.send(tuple(WorkerAnswer(order.call, report, seconds)))
@@ -127,9 +113,6 @@ class WorkerKeeper:
     """A keeper and the orders that it has; started by its first order.
 
     A thread reads its answers, so that neither side waits for the other to read.
-
-    Args:
-        closing_seconds: in which the workers may close their sessions in the end.
     """
 
     def __init__(self, closing_seconds: float = 0.0) -> None:
@@ -142,7 +125,6 @@ class WorkerKeeper:
         self._lost = 0
 
     def send(self, order: WorkerOrder) -> None:
-        """Has an order carried out, after those of the same worker before it."""
         self._orders[order.call] = order
         self._deliver([order])
 
@@ -167,12 +149,10 @@ class WorkerKeeper:
         return answers
 
     def close(self) -> None:
-        """Closes all sessions, and ends the keeper with all its workers, even during a call."""
         self._orders.clear()
         self._end()
 
     def _end(self) -> int | None:
-        """Ends the keeper; returns its exit code."""
         process, self._process = self._process, None
         if process is None:
             return None
@@ -226,7 +206,6 @@ class WorkerKeeper:
 
 
 def _read_answers(channel: Connection, answers: "SimpleQueue[WorkerAnswer | None]") -> None:
-    """Passes answers on; None once the keeper is gone."""
     with channel, suppress(EOFError, OSError):
         while True:
             answers.put(WorkerAnswer(*channel.recv()))

@@ -69,7 +69,6 @@ from .tree import (
     Span,
     find_hull,
     find_spans,
-    join_spans,
 )
 
 __all__ = [
@@ -125,7 +124,6 @@ __all__ = [
     "find_spans",
     "is_fault_segment",
     "join_results",
-    "join_spans",
     "list_example_messages",
     "list_schemas",
     "make_up_call",

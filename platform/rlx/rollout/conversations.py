@@ -1,16 +1,13 @@
 """Samples multi-turn rollouts with an environment, which answers each turn before the next begins.
 
-A rollout waits for the environment or for the model. Turns that wait for the model are sampled
-together: those of all unfinished rollouts, one turn at a time, or those that are there when the
-host's patience ends. A finished rollout leaves the batch: it has no
-further turns and does not count in any statistic. In self-play a turn belongs to one of two
-players, and the environment says whose turn is next; each player's turns are a rollout of its own,
-with only what the environment showed to that player: the rollouts of the first player are one tree,
-and those of the second another.
+Turns that wait for the model are sampled together. In self-play each player's turns are a rollout
+of its own, with only what the environment showed to that player: the rollouts of the first player
+are one tree, and those of the second another.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import takewhile
 from typing import Any, Literal
 
 from rlx.errors import SpecError
@@ -32,21 +29,14 @@ from rlx.spec import (
     AgentRolloutSpec,
     EnvironmentRolloutSpec,
     ForcedAnswer,
-    MultiTurnRolloutSpec,
     TurnSpec,
 )
 from rlx.stopwatch import CLOCK, Clock
 
 
 def derive_turn_seed(seed: int, place: int, number: int, player: int = 0) -> int:
-    """Seed of a turn.
-
-    Args:
-        seed: seed of the problem.
-        place: number of the game among the problem's.
-        number: number of the turn in the rollout of its player.
-        player: 1 for the second player.
-    """
+    """Seed of turn `number` of the game `place`, from that of its problem; `player` is 1 for the
+    second."""
     return derive_seed(seed, "turn", place, number, *([player] if player else []))
 
 
@@ -56,12 +46,10 @@ class PlayerRollout:
 
     Attributes:
         opening: what the player reads before its first turn; None until that is known.
-        anchor: name of the state in which its first turn begins; None if it has none.
+        anchor: name of the state in which its first turn begins.
         context: all tokens so far.
         completion: number of the session's call that sampled its last completion, and the index of
-            the completion in it; None if there is none to continue.
-        turns: its turns so far.
-        last_turn: tokens of the last of them.
+            the completion in it.
         chain: segments after the opening.
     """
 
@@ -74,7 +62,6 @@ class PlayerRollout:
     chain: list[Segment] = field(default_factory=list)
 
     def open(self, opening: TurnPrompt, anchor: str | None = None) -> None:
-        """Sets what the player reads first."""
         self.opening, self.anchor, self.context = opening, anchor, opening.token_ids
 
     def find_completion(self, call: int) -> int | None:
@@ -83,7 +70,6 @@ class PlayerRollout:
         return order if made_by == call else None
 
     def add_turn(self, segment: Segment) -> None:
-        """Adds a turn that the environment has answered."""
         self.chain.append(segment)
         self.turns, self.last_turn = segment.turn, segment.token_ids
         self.context += segment.token_ids
@@ -102,9 +88,6 @@ class OngoingGame:
     """An unfinished game.
 
     Attributes:
-        tree: index of its problem.
-        place: index among the problem's games.
-        players: the rollout of each player.
         state: state of the environment; None before it is reset and after its end.
         next: the player whose turn is next.
     """
@@ -117,24 +100,16 @@ class OngoingGame:
 
     @property
     def mover(self) -> PlayerRollout:
-        """The rollout that the next turn belongs to."""
         return self.players[self.next]
 
     def derive_turn_seed(self, seed: int) -> int:
-        """Seed of the next turn, from that of the problem."""
         return derive_turn_seed(seed, self.place, self.mover.turns + 1, self.next)
 
 
 @dataclass(frozen=True, slots=True)
 class SampledTurn:
-    """A turn that was sampled and has no answer yet.
-
-    Attributes:
-        game: its game; the turn belongs to the game's next player.
-        segment: the turn; the environment's answer says its kind.
-        order: number of the session's call, and index of its completion in it.
-        calls: the calls of tools in it.
-    """
+    """A turn that has no answer yet; `order` is the number of the session's call that sampled it,
+    and the index of its completion in it."""
 
     game: OngoingGame
     segment: Segment
@@ -143,11 +118,7 @@ class SampledTurn:
 
 
 def build_player_trees(problem: Problem, games: Sequence[OngoingGame]) -> Iterator[RolloutTree]:
-    """Yields the tree of each player, from all games of one problem.
-
-    In self-play, the problem's `fields` name the `player`, and the second player's problem has its
-    own id and prompt.
-    """
+    """Yields the tree of each player, from all games of one problem."""
     first, *others = zip(*(game.players for game in games), strict=True)
     fields = {**problem.fields, "player": 0} if others else problem.fields
     yield _build_tree(replace(problem, fields=fields), first)
@@ -165,10 +136,7 @@ def build_player_trees(problem: Problem, games: Sequence[OngoingGame]) -> Iterat
 
 
 def _build_tree(problem: Problem, rollouts: Sequence[PlayerRollout]) -> RolloutTree:
-    """The root has what all openings begin with; the rest of an opening is an observation.
-
-    The openings of a first player are equal, those of a second contain the first one's turn.
-    """
+    """The root has what all openings begin with; the rest of an opening is an observation."""
     openings = [rollout.opening for rollout in rollouts if rollout.opening is not None]
     shared = count_shared([opening.text for opening in openings])
     text = openings[0].text[:shared] if openings else ""
@@ -185,12 +153,8 @@ def _build_tree(problem: Problem, rollouts: Sequence[PlayerRollout]) -> RolloutT
 
 def count_shared(sequences: Sequence[Sequence[Any]]) -> int:
     """Length of the longest common prefix."""
-    count = 0
-    for column in zip(*sequences, strict=False):
-        if any(element != column[0] for element in column):
-            break
-        count += 1
-    return count
+    columns = zip(*sequences, strict=False)
+    return sum(1 for _ in takewhile(lambda column: all(x == column[0] for x in column), columns))
 
 
 def _build_opening_rest(
@@ -216,15 +180,13 @@ class EnvironmentPlan:
         count: rollouts per problem.
         turn: sampling settings of every turn; its template opens the first.
         max_turns: maximum number of regular turns.
-        forced_answer: an extra turn for rollouts that are not done by then; None ends them instead.
+        forced_answer: an extra turn for rollouts that are not done by then.
         inline: whether observations directly follow a turn, without a message of their own.
         on_error: what to drop if a rollout has a fault.
         system: system message for problems without their own.
         examples: messages before those of every problem.
         players: how many players the policy is: 2 in self-play.
         learn: in self-play, whose turns learn.
-        by: who takes turns with the policy.
-        tools: what the turns may call.
     """
 
     count: int
@@ -246,14 +208,12 @@ class EnvironmentPlan:
         return self.max_turns + (self.forced_answer is not None)
 
     def sampling(self, number: int) -> TurnSpec:
-        """Sampling settings of turn number `number`."""
         forced = self.forced_answer
         if number <= self.max_turns or forced is None or forced.max_new_tokens is None:
             return self.turn
         return self.turn.model_copy(update={"max_new_tokens": forced.max_new_tokens})
 
     def opening(self, problem: Problem, dialogue: Dialogue) -> TurnPrompt:
-        """The prompt of the first turn."""
         turn = self.turn
         return encode_opening(
             *(dialogue, turn.template, problem, self.system),
@@ -272,7 +232,6 @@ class EnvironmentPlan:
     def read_calls(
         self, dialogue: Dialogue, text: str, context: Sequence[int]
     ) -> tuple[ToolCall, ...]:
-        """The calls of tools in a turn after the tokens `context`."""
         if not self.tools:
             return ()
         return limit_calls(dialogue.read_reply(text, context, self.tools).calls)
@@ -285,12 +244,8 @@ class EnvironmentPlan:
         number: int,
         dialogue: Dialogue,
     ) -> TurnPrompt:
-        """What the policy reads between two turns.
-
-        Args:
-            step: the answer to a turn with these calls.
-            after: tokens of the reader's last turn.
-            number: number of its next turn.
+        """What the policy reads between a turn with these calls, whose tokens are `after`, and its
+        next.
 
         Raises:
             SpecError: the vocabulary has no token for part of it.
@@ -310,7 +265,6 @@ class EnvironmentPlan:
         player: int | None = None,
         calls: tuple[ToolCall, ...] = (),
     ) -> Action:
-        """A turn, as the environment receives it."""
         return Action(
             text=text,
             spans=spans,
@@ -328,7 +282,9 @@ class EnvironmentPlan:
         return observation + (forced.template if forced and number == self.last else "")
 
 
-def build_talk(spec: MultiTurnRolloutSpec, *, replayable: bool = True) -> EnvironmentPlan:
+def build_talk(
+    spec: AgentRolloutSpec | EnvironmentRolloutSpec, *, replayable: bool = True
+) -> EnvironmentPlan:
     """Builds the plan of a spec, whose environment may be replayable or not."""
     if isinstance(spec, AgentRolloutSpec):
         return EnvironmentPlan(
@@ -342,8 +298,6 @@ def build_talk(spec: MultiTurnRolloutSpec, *, replayable: bool = True) -> Enviro
             examples=list_example_messages(spec),
             by="agent",
         )
-    if not isinstance(spec, EnvironmentRolloutSpec):
-        raise TypeError(f"schedule {spec.schedule!r} has no plan of its turns")
     return EnvironmentPlan(
         count=spec.num_generations,
         turn=spec.turn,
@@ -371,13 +325,11 @@ def sample_conversations(
     """Samples `count` games of every problem.
 
     A turn's samples depend only on its problem's seed, its game's place among the problem's, its
-    player and its number. The environment's answers depend only on the game's problem, seed and
-    turns. If a player's rollout outgrows the model's context, its game ends before the turn that
-    does not fit, but not before the first turn of all.
+    player and its number. A rollout that outgrows the model's context ends before the turn that
+    does not fit, but not before the first of all.
 
     Returns:
-        Trees in the order of `problems`, with rollouts in order below the prompt; in self-play two
-        per problem, that of the first player and that of the second.
+        Trees in the order of `problems`; in self-play two per problem, one for each player.
     """
     _require_encodable_texts(plan, dialogue)
     games = [
@@ -419,7 +371,6 @@ class _SamplingLoop:
     ready: list[int] = field(default_factory=list)
 
     def run(self, games: Sequence[OngoingGame]) -> None:
-        """Plays the games to their ends; none is left open, also where this raises."""
         queue = self.host if isinstance(self.host, QueueingHost) else BlockingCalls(self.host)
         try:
             for number, game in enumerate(games):
@@ -451,7 +402,6 @@ class _SamplingLoop:
         return max(0.0, since + patience - self.clock.now())
 
     def _take_answer(self, games: Sequence[OngoingGame], number: int, answer: Any) -> None:
-        """Records an answer of the environment; the game then waits for the model, or ends."""
         game, turn = games[number], self.asked.pop(number)
         if isinstance(answer, HostFault):
             game.state = None
@@ -489,7 +439,6 @@ class _SamplingLoop:
         return True
 
     def _leave(self, game: OngoingGame) -> None:
-        """Releases a game that ends before the environment says so."""
         if game.state is not None:
             self.host.release([game.state])
             game.state = None
@@ -497,10 +446,7 @@ class _SamplingLoop:
     def _sample(
         self, waiting: Sequence[tuple[int, OngoingGame]]
     ) -> Iterator[tuple[int, SampledTurn]]:
-        """Samples the next turn of each game from its seed, those with the same settings together.
-
-        In self-play, all turns are sampled alike.
-        """
+        """Samples the next turn of each game, those with the same settings together."""
         by_settings: dict[bool, list[tuple[int, OngoingGame]]] = {}
         for number, game in waiting:
             is_forced = self.plan.players == 1 and game.mover.turns + 1 > self.plan.max_turns
@@ -544,9 +490,7 @@ class _SamplingLoop:
     def _build_requests(
         self, groups: Sequence[Sequence[tuple[int, OngoingGame]]]
     ) -> list[CompletionRequest]:
-        """One request per group. If all continue completions of the session's last call, they say
-        so. In self-play nothing is kept in the engine's cache: the next turn is another player's.
-        """
+        """One per group; in self-play no cache is kept: the next turn is another player's."""
         firsts = [group[0][1].mover for group in groups]
         extended = [mover.find_completion(self.calls) for mover in firsts]
         keeps = None not in extended
@@ -562,7 +506,6 @@ class _SamplingLoop:
 
 
 def _has_room(game: OngoingGame, plan: EnvironmentPlan, context_length: int) -> bool:
-    """Whether the next player may have another turn, and it fits into the context."""
     rollout = game.mover
     if rollout.turns >= plan.last:
         return False
@@ -571,16 +514,11 @@ def _has_room(game: OngoingGame, plan: EnvironmentPlan, context_length: int) -> 
 
 
 def _begins(game: OngoingGame) -> bool:
-    """Whether no turn has been made yet."""
     return game.next == 0 and game.mover.turns == 0
 
 
 def _require_encodable_texts(plan: EnvironmentPlan, dialogue: Dialogue) -> None:
-    """Checks that the experiment's own texts can be encoded before blaming an environment.
-
-    Raises:
-        SpecError: they cannot be encoded.
-    """
+    """Checks the experiment's own texts before an environment is blamed."""
     if plan.forced_answer is not None:
         try:
             dialogue.encode_observation(plan.forced_answer.template, (), inline=True)
@@ -595,10 +533,8 @@ def _show_observation(
     problem: Problem,
     dialogue: Dialogue,
 ) -> HostFault | None:
-    """Shows an observation to the next player, of whose rollout it becomes a part.
-
-    Text that cannot be encoded is the environment's fault, which is returned.
-    """
+    """Shows an observation to the next player; text that cannot be encoded is the environment's
+    fault."""
     rollout = turn.game.mover
     try:
         if rollout.opening is None:
@@ -624,7 +560,6 @@ def _show_observation(
 
 
 def _end_with_fault(game: OngoingGame, fault: HostFault, plan: EnvironmentPlan) -> None:
-    """Ends the rollouts of all players."""
     for rollout in game.players:
         rollout.chain.append(build_fault_segment(fault, plan))
 
@@ -641,5 +576,4 @@ def build_fault_segment(fault: HostFault, plan: EnvironmentPlan) -> Segment:
 
 
 def is_fault_segment(segment: Segment) -> bool:
-    """Whether a segment replaces an answer that the environment failed to give."""
     return segment.author == "environment" and "fault" in segment.info

@@ -17,12 +17,8 @@ Pieces = Callable[[Sequence[int]], Sequence[str]]
 
 @dataclass(frozen=True, slots=True)
 class TurnPrompt:
-    """The tokens that a model reads before a turn.
-
-    Attributes:
-        text: the text shown; of an environment or a task, with names of control tokens broken up.
-        token_ids: all tokens between one turn and the next.
-    """
+    """What a model reads before a turn: the text that is shown, and all tokens since the turn
+    before."""
 
     text: str
     token_ids: tuple[int, ...]
@@ -44,41 +40,27 @@ class Dialogue(Protocol):
         ...
 
     def reply(self, text: str, after: Sequence[int], prefix: str = "") -> tuple[int, ...]:
-        """Tokens that follow the turn `after`, contain `text`, and start the next turn.
-
-        A turn that did not close itself (token limit or stop string) is closed first. If a schedule
-        has no text between turns, the next turn continues `after`: see `encode_between_turns`.
-        """
+        """Tokens that close the turn `after` if it did not do so itself, contain `text`, and start
+        the next turn."""
         ...
 
-    def encode(self, text: str) -> tuple[int, ...]:
-        """Tokens of `text` alone."""
-        ...
+    def encode(self, text: str) -> tuple[int, ...]: ...
 
     def read(self, token_ids: Sequence[int]) -> tuple[str, tuple[int, ...]]:
         """Text of a turn without its end token, and the text's length after every token."""
         ...
 
-    def piece(self, token: int) -> str:
-        """Decodes a single token; special tokens give their names."""
-        ...
+    def piece(self, token: int) -> str: ...
 
     def break_control_tokens(self, text: str) -> str:
-        """Inserts a space into every name of a control token: `<|im_end|>` becomes `< |im_end|>`.
-
-        Untrusted text then has no control token when it is encoded.
-        """
+        """Inserts a space into the name of every control token, for text that is not trusted."""
         ...
 
     def encode_observation(
         self, text: str, after: Sequence[int], *, inline: bool, prefix: str = ""
     ) -> TurnPrompt:
-        """Encodes an environment's text after the turn `after`. The text is untrusted.
-
-        Args:
-            inline: only the text, directly after the turn; otherwise like `reply`.
-            prefix: how the next turn begins.
-        """
+        """Encodes an environment's text after the turn `after`: directly (`inline`), or like
+        `reply`."""
         ...
 
     def encode_results(
@@ -90,7 +72,7 @@ class Dialogue(Protocol):
         prefix: str = "",
     ) -> TurnPrompt:
         """Encodes what the calls in the turn `after` gave, as messages of the role `tool`, and then
-        a `text` of the user if there is one. All are untrusted."""
+        a `text` of the user if there is one."""
         ...
 
     def read_reply(self, text: str, context: Sequence[int], tools: Sequence[Schema]) -> ReadReply:
@@ -110,19 +92,13 @@ def encode_between_turns(
     dialogue: Dialogue, text: str, after: Sequence[int], prefix: str = ""
 ) -> tuple[int, ...]:
     """Tokens between the turn `after` and a turn with the prompt `text` that begins with `prefix`.
-
-    Without a text the next turn continues the same message after the stop string. Several turns can
-    then fork from one sequence.
-    """
+    Without a text the next turn continues the same message."""
     return dialogue.reply(text, after, prefix) if text else dialogue.encode(prefix)
 
 
 def fill_turn_template(dialogue: Dialogue, template: str, problem: Problem) -> str:
-    """Puts the problem's prompt into the template of a turn.
-
-    Names of control tokens in the prompt are broken up, unless the problem allows them. Those of
-    the template stay: it is the experiment's own.
-    """
+    """Puts the problem's prompt into a template; names of control tokens in the prompt are broken
+    up, unless the problem allows them."""
     prompt = problem.prompt
     if not problem.allow_control_tokens:
         prompt = dialogue.break_control_tokens(prompt)
@@ -130,7 +106,6 @@ def fill_turn_template(dialogue: Dialogue, template: str, problem: Problem) -> s
 
 
 def list_example_messages(rollout: RolloutSpec) -> tuple[Message, ...]:
-    """The worked examples of a `rollout:` section as messages."""
     return tuple(message for example in rollout.examples for message in example.messages)
 
 
@@ -143,17 +118,8 @@ def encode_opening(
     prefix: str = "",
     tools: Sequence[Schema] = (),
 ) -> TurnPrompt:
-    """Encodes what the model reads before the first turn.
-
-    Args:
-        dialogue: the model's format.
-        template: template of the first turn.
-        problem: its prompt fills the template, as `fill_turn_template` does.
-        system: the experiment's system message, for a problem without its own.
-        examples: the experiment's messages before those of the problem.
-        prefix: how the first turn begins.
-        tools: what the turns may call.
-    """
+    """Encodes what the model reads before the first turn; `system` is for a problem without its
+    own, and `examples` come before the messages of the problem."""
     own, history = problem.system, problem.history
     if not problem.allow_control_tokens:
         own = dialogue.break_control_tokens(own)
@@ -168,11 +134,8 @@ def encode_opening(
 def read_turn(
     dialogue: Dialogue, token_ids: Sequence[int], prefix: str
 ) -> tuple[str, tuple[int, ...]]:
-    """Reads a turn that begins with `prefix`, whose characters count to the turn's first token.
-
-    Returns:
-        The text of the turn, and its length after every token.
-    """
+    """The text of a turn that begins with `prefix`, whose characters count to its first token, and
+    its length after every token."""
     text, ends = dialogue.read(token_ids)
     return prefix + text, tuple(len(prefix) + end for end in ends)
 
@@ -183,13 +146,7 @@ _OPENED = 16
 
 def may_close_think(dialogue: Dialogue, number: int, context: Sequence[int]) -> bool:
     """Whether `</think>` alone ends a span that begins with the turn: in the first turn, whose
-    prompt may open the tag, and where the chat template begins every message with `<think>`.
-
-    Args:
-        dialogue: the model's format.
-        number: number of the turn in its rollout, from 1.
-        context: the tokens before it.
-    """
+    prompt may open the tag, and where the template begins a message with `<think>`."""
     if number == 1:
         return True
     text, _ = dialogue.read(context[-_OPENED:])
@@ -199,8 +156,7 @@ def may_close_think(dialogue: Dialogue, number: int, context: Sequence[int]) -> 
 def build_piece_splitter(speech: Dialogue | None) -> Pieces:
     """Builds a function from tokens to their texts; without a dialogue, to their ids.
 
-    A character belongs to the token that completes it. A token that adds no text (it ends a turn,
-    or is one byte of several) is decoded on its own.
+    A character belongs to the token that completes it. A token that adds no text is decoded alone.
     """
     if speech is None:
         return lambda ids: [f"#{token}" for token in ids]
@@ -214,7 +170,7 @@ def build_piece_splitter(speech: Dialogue | None) -> Pieces:
 
 
 def remove_prefix(text: str, prefix: str) -> str:
-    """Returns what is left to write of a worked turn that begins with `prefix`.
+    """What is left to write of a worked turn that begins with `prefix`.
 
     Raises:
         SpecError: the turn does not begin with it.
@@ -232,15 +188,14 @@ class CompletionRequest:
     """A request for continuations of one context.
 
     Attributes:
-        context: all tokens so far.
-        extends: index of the completion that `context` continues, counted over all requests of the
-            session's previous `generate`; None for a new context. An engine may use it to keep its
-            cache; the result depends on the tokens alone.
+        extends: index of the completion that `context` continues, over all requests of the
+            session's previous `generate`, so that an engine may use its cache; None for a new
+            context.
         seeds: one per continuation.
-        is_last: no later request extends the continuations, so an engine need not keep its cache.
+        is_last: no later request extends the continuations.
         max_new_tokens: limit of each continuation, if it is below that of the sampling settings.
-        is_abandoned: says that nobody waits for the continuations any more; an engine may then end
-            them where they are. Called from the thread that samples.
+        is_abandoned: says that nobody waits for the continuations any more; called from the thread
+            that samples.
     """
 
     context: tuple[int, ...]
@@ -251,20 +206,13 @@ class CompletionRequest:
     is_abandoned: Callable[[], bool] | None = None
 
     def limit_tokens(self, sampling: TurnSpec) -> int:
-        """Maximum number of tokens of a continuation."""
         most = sampling.max_new_tokens
         return most if self.max_new_tokens is None else min(most, self.max_new_tokens)
 
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """One continuation.
-
-    Attributes:
-        token_ids: its tokens.
-        logprobs: their log-probabilities in nats.
-        finish_reason: "length" if the token limit ended it.
-    """
+    """One continuation, with log-probabilities in nats."""
 
     token_ids: tuple[int, ...]
     logprobs: tuple[float, ...]
@@ -282,18 +230,7 @@ def build_turn_segment(
     seed: int,
     context: Sequence[int] = (),
 ) -> Segment:
-    """Builds the segment of a sampled turn, with its text and its spans.
-
-    Args:
-        completion: what was sampled.
-        dialogue: converts tokens to text.
-        turn: settings that it was sampled with.
-        parent: index of the segment that it continues.
-        number: number of the turn in its rollout, from 1.
-        kind: kind of turn.
-        seed: seed that it was sampled from.
-        context: the tokens before it, at whose end the template may have opened `<think>`.
-    """
+    """Builds the segment of a sampled turn, with its text and its spans."""
     first = may_close_think(dialogue, number, context)
     text, ends = read_turn(dialogue, completion.token_ids, turn.prefix)
     return Segment(
@@ -312,11 +249,7 @@ def build_turn_segment(
 
 
 class SamplingSession(Protocol):
-    """One batch of trees being sampled; engines keep their caches while it is open.
-
-    Attributes:
-        context_length: in tokens.
-    """
+    """One batch of trees being sampled; engines keep their caches while it is open."""
 
     @property
     def context_length(self) -> int: ...
@@ -324,7 +257,7 @@ class SamplingSession(Protocol):
     def generate(
         self, requests: Sequence[CompletionRequest], sampling: TurnSpec
     ) -> list[tuple[Completion, ...]]:
-        """Returns, for each request, one completion per seed, in order."""
+        """One completion per seed of each request, in order."""
         ...
 
 

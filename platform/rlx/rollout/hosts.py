@@ -29,9 +29,7 @@ class EnvironmentHost(Protocol):
         """Initial states for (problem, seed) pairs; a `HostFault` in place of one that failed."""
         ...
 
-    def step(self, calls: Sequence[tuple[Any, Action]]) -> list[Step | HostFault]:
-        """The environment's answers to (state, action) pairs, in order."""
-        ...
+    def step(self, calls: Sequence[tuple[Any, Action]]) -> list[Step | HostFault]: ...
 
     def release(self, states: Sequence[Any]) -> None:
         """Frees the last states of rollouts that end before the environment says so."""
@@ -50,9 +48,7 @@ class QueueingHost(EnvironmentHost, Protocol):
 
     def submit(
         self, number: int, what: Literal["reset", "step"], arguments: tuple[Any, Any]
-    ) -> None:
-        """Begins a call, with the arguments of one in `reset` or `step`."""
-        ...
+    ) -> None: ...
 
     def collect(self, seconds: float | None) -> list[tuple[int, Any]]:
         """Numbers and answers of calls that are over; waits at most so many seconds for the first,
@@ -61,7 +57,7 @@ class QueueingHost(EnvironmentHost, Protocol):
 
 
 class BlockingCalls:
-    """The calls of a host that answers all together, as those of a `QueueingHost`."""
+    """A host that answers all calls together, as a `QueueingHost`."""
 
     patience = None
 
@@ -84,32 +80,25 @@ class BlockingCalls:
 
 
 class ToolHost:
-    """Answers turns with calls of tools: each call apart, so that one that hangs or crashes is the
-    fault of no other, and its fault is its result.
-
-    Args:
-        host: runs the environment `tools`.
-    """
+    """Answers turns with calls of tools by an environment `tools`: each call apart, so that one
+    that hangs or crashes is the fault of no other, and its fault is its result."""
 
     def __init__(self, host: EnvironmentHost) -> None:
         self._host = host
 
     def reset(self, calls: Sequence[tuple[Mapping[str, Any], int]]) -> list[Any]:
-        """See `EnvironmentHost`."""
         return [None for _ in calls]
 
     def release(self, states: Sequence[Any]) -> None:
-        """See `EnvironmentHost`: tools keep no state."""
+        pass
 
     def step(self, calls: Sequence[tuple[Any, Action]]) -> list[Step | HostFault]:
-        """See `EnvironmentHost`."""
         apart = [(s, replace(a, calls=(call,))) for s, a in calls for call in a.calls]
         results = map(_read_result, self._host.step(apart))
         return [combine_results(a, list(islice(results, len(a.calls)))) for _, a in calls]
 
 
 def _read_result(answer: Step | HostFault) -> tuple[str, CallFault]:
-    """What came of a single call."""
     if isinstance(answer, HostFault):
         return f"error: {answer.reason}", "failed"
     (result,) = answer.results
@@ -124,11 +113,9 @@ class LocalHost:
         self._environment = environment
 
     def reset(self, calls: Sequence[tuple[Mapping[str, Any], int]]) -> list[Any]:
-        """See `EnvironmentHost`."""
         return [self._environment.reset(problem, seed) for problem, seed in calls]
 
     def step(self, calls: Sequence[tuple[Any, Action]]) -> list[Step | HostFault]:
-        """See `EnvironmentHost`."""
         kinds = self._environment.kinds
         return [
             check_environment_step(self._environment.step(state, action), kinds)
@@ -136,16 +123,12 @@ class LocalHost:
         ]
 
     def release(self, states: Sequence[Any]) -> None:
-        """See `EnvironmentHost`."""
         for state in states:
             self._environment.release(state)
 
 
 def check_environment_step(step: Any, kinds: Sequence[str]) -> Step:
-    """Returns a plain copy of an environment's step, also if it is a subclass.
-
-    Lone surrogates in its texts become U+FFFD: they may come from the model's text, and must not
-    end the run.
+    """Returns a plain copy of an environment's step, without lone surrogates.
 
     Raises:
         ValueError: it does not match `Step`.

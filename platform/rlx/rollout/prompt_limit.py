@@ -20,24 +20,14 @@ MOST_DROPPED = 1000
 
 @dataclass(frozen=True, slots=True)
 class PromptLength:
-    """The tokens that a problem needs.
-
-    Attributes:
-        prompt: what the model reads before its first turn.
-        dialogue: the longest dialogue on it: all prompts and the token limits of all turns. With an
-            environment, whose observations nobody knows, it ends with the first turn.
-    """
+    """Tokens that a problem needs: those before the first turn, and those of the longest dialogue,
+    which with an environment, whose observations nobody knows, ends with the first turn."""
 
     prompt: int
     dialogue: int
 
 
 def measure_prompt(plan: RolloutPlan, problem: Problem, dialogue: Dialogue) -> PromptLength:
-    """Counts the tokens that a problem needs.
-
-    Raises:
-        SpecError: the vocabulary has no token for part of a text.
-    """
     first, *below = plan.levels
     turn = first.turn
     tools = plan.talk.tools if plan.talk is not None else ()
@@ -55,13 +45,7 @@ def measure_prompt(plan: RolloutPlan, problem: Problem, dialogue: Dialogue) -> P
 
 @dataclass(frozen=True, slots=True)
 class DrawnProblems:
-    """Consecutive problems of a split, without those that do not fit.
-
-    Attributes:
-        problems: those that fit.
-        numbers: their numbers in the split.
-        examined: how many numbers were examined.
-    """
+    """Consecutive problems of a split that fit, with their numbers in it, of `examined` numbers."""
 
     problems: tuple[Problem, ...]
     numbers: tuple[int, ...]
@@ -69,20 +53,12 @@ class DrawnProblems:
 
     @property
     def dropped(self) -> int:
-        """How many problems did not fit."""
         return self.examined - len(self.problems)
 
 
 @dataclass(frozen=True, slots=True)
 class PromptFit:
-    """Applies `rollout.max_prompt_tokens`. The result depends on the problem alone.
-
-    Attributes:
-        plan: the turns to sample.
-        dialogue: the model's format.
-        context_length: of the model, in tokens.
-        rule: None shows every problem as it is.
-    """
+    """Applies `rollout.max_prompt_tokens`; without a `rule` every problem is shown."""
 
     plan: RolloutPlan
     dialogue: Dialogue
@@ -97,12 +73,8 @@ class PromptFit:
     ) -> DrawnProblems:
         """Draws the first `count` problems from number `start` on that fit.
 
-        Args:
-            get_problem: returns the problem of a number.
-            start, count: the first number, and how many problems to draw.
-
         Raises:
-            SpecError: as `fits`, or nothing fits.
+            SpecError: nothing fits, or there is no token for part of a problem.
         """
         found: dict[int, Problem] = {}
         number, dropped = start, 0
@@ -120,21 +92,12 @@ class PromptFit:
         return DrawnProblems((*found.values(),), (*found,), number - start)
 
     def draw_held_out(self, get_problem: Callable[[int], Problem], numbers: range) -> DrawnProblems:
-        """Returns those of some held-out problems that fit; dropped ones are not replaced.
-
-        Raises:
-            SpecError: as `fits`.
-        """
+        """Those of some held-out problems that fit; dropped ones are not replaced."""
         drawn = {number: get_problem(number) for number in numbers}
         found = {number: problem for number, problem in drawn.items() if self.fits(problem)}
         return DrawnProblems((*found.values(),), (*found,), len(numbers))
 
     def fits(self, problem: Problem) -> bool:
-        """Whether a problem is shown to the model.
-
-        Raises:
-            SpecError: there is no token for part of it.
-        """
         return self.rule is None or not self.describe_excess(problem)
 
     def describe_excess(self, problem: Problem) -> str:
@@ -150,11 +113,8 @@ class PromptFit:
         )
 
     def is_short(self, problem: Problem, frame: PromptLength) -> bool:
-        """Whether a problem fits even if each byte of its text is a token, without encoding it.
-
-        Args:
-            frame: `measure_prompt` of a problem without text.
-        """
+        """Whether a problem fits even if each byte of its text is a token; `frame` is that of no
+        text."""
         if problem.system or problem.history:
             return False  # they have a frame of their own
         texts = [

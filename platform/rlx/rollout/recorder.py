@@ -1,10 +1,9 @@
 """Records the rollouts of programs that ask the policy for their turns.
 
-A program's requests are contexts, each with the turns that were sampled after it. A context either
-continues a turn, whose recorded tokens it begins with, or it opens a dialogue. Where a turn has one
-continuation, this is an observation and its row goes on. Where a program forks its own history, a
-turn has several; it ends its row, and each continuation begins a row of its own below it, so that
-every turn is learned once.
+A request's context continues a turn, whose recorded tokens it begins with, or opens a dialogue.
+Where a turn has one continuation, this is an observation and its row goes on. Where a program forks
+its own history, the turn ends its row, and each continuation begins a row below it, so that every
+turn is learned once.
 """
 
 import hashlib
@@ -29,7 +28,7 @@ KIND = "turn"
 
 
 class RolloutOverError(Exception):
-    """A rollout has no further turns."""
+    pass
 
 
 @dataclass(slots=True, eq=False)
@@ -39,9 +38,9 @@ class RecordedTurn:
     Attributes:
         segment: the turn; its parent is known once the tree is built.
         whole: all tokens up to its end.
-        is_main: whether it belongs to the dialogue that opens with the problem as the experiment
-            shows it, and that is never sampled again.
-        order: number of its completion in the sampling call that made it, by that call's number.
+        is_main: whether it belongs to the dialogue that opens as the experiment shows the problem,
+            and that is never sampled again.
+        order: number of the sampling call, and of its completion in it.
         contexts: what continues it.
     """
 
@@ -60,7 +59,6 @@ class RecordedContext:
         turn: the turn that it continues; None if it opens a dialogue.
         prompt: its tokens after that turn.
         whole: all tokens.
-        is_main: as `RecordedTurn.is_main`.
         turns: by their number, from 0.
         taken: numbers of the turns that are sampled now.
     """
@@ -74,21 +72,13 @@ class RecordedContext:
 
     @property
     def number(self) -> int:
-        """Number of its turns in their dialogue, from 1."""
         return 1 if self.turn is None else self.turn.segment.turn + 1
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TurnRequest:
-    """Turns to be sampled after a context.
-
-    Attributes:
-        context: the context.
-        numbers: of the turns below it.
-        seeds: one for each of them.
-        max_new_tokens: limit of each turn.
-        is_last: whether the rollout has no turn after these.
-    """
+    """Turns to be sampled after a context, each with its number below it and its seed; `is_last`
+    says that the rollout has none after these."""
 
     context: RecordedContext
     numbers: tuple[int, ...]
@@ -102,14 +92,12 @@ class RolloutRecorder:
     """Records one rollout of one problem. Nothing depends on the order in which requests arrive.
 
     Attributes:
-        plan: sampling settings of the turns, and how many there may be.
         opening: what the experiment shows of the problem before the first turn.
         seed: seed of the problem.
         place: number of the rollout among those of the problem.
-        context_length: maximum length of a dialogue, in tokens.
         openings: contexts that open a dialogue.
         turns: all turns, in the order in which they were sampled.
-        ending: what the program wanted to go on with when the rollout was over; None if it did not.
+        ending: what the program wanted to go on with when the rollout was over.
         info: what the program reported on the whole rollout.
         fault: why the rollout is lost; None if it is not.
     """
@@ -134,13 +122,8 @@ class RolloutRecorder:
         count: int = 1,
         max_new_tokens: int | None = None,
     ) -> TurnRequest:
-        """Returns what is to be sampled for a request; `record` or `withdraw` must follow.
-
-        Args:
-            after: the turn whose dialogue it continues; None if it opens one.
-            prompt: the tokens after that turn.
-            count: how many turns are asked for.
-            max_new_tokens: limit of each, if it is below that of the plan.
+        """Returns what is to be sampled after `prompt`, which continues the turn `after` or opens a
+        dialogue; `record` or `withdraw` must follow.
 
         Raises:
             RolloutOverError: the rollout has had its turns, or the next does not fit.
@@ -170,7 +153,6 @@ class RolloutRecorder:
         return TurnRequest(context, numbers, seeds, limit, begun + count == self.plan.max_turns)
 
     def withdraw(self, request: TurnRequest) -> None:
-        """Forgets a request that nobody waits for any more."""
         self._asked -= len(request.numbers)
         request.context.taken -= {*request.numbers}
         if not request.context.turns and not request.context.taken:
@@ -183,13 +165,8 @@ class RolloutRecorder:
         dialogue: Dialogue,
         first: tuple[int, int],
     ) -> list[RecordedTurn]:
-        """Records the turns of a request.
-
-        Args:
-            completions: one for each of its numbers.
-            dialogue: converts tokens to text.
-            first: number of the sampling call, and of the first completion in it.
-        """
+        """Records the turns of a request; `first` is the number of the sampling call, and of the
+        first completion in it."""
         context = request.context
         made: list[RecordedTurn] = []
         self._asked -= len(request.numbers)
@@ -218,8 +195,7 @@ class RolloutRecorder:
         return made
 
     def forget(self, request: TurnRequest) -> None:
-        """Forgets the turns of a request that nobody was given; the next request for them gets the
-        same ones."""
+        """Forgets turns that nobody was given; the next request for them gets the same ones."""
         gone = [request.context.turns.pop(number) for number in request.numbers]
         self.turns = [turn for turn in self.turns if turn not in gone]
         self._asked += len(gone)
@@ -228,8 +204,7 @@ class RolloutRecorder:
     def find_repeated(
         self, after: RecordedTurn | None, prompt: TurnPrompt, count: int
     ) -> list[RecordedTurn] | None:
-        """The last turns after a context, if nothing continues them: a client that has lost its
-        connection asks for them again. None if there are none."""
+        """The last turns after a context that nothing continues: a client asks for them again."""
         found = list(self._find_context(after, prompt).turns.values())[-count:]
         unread = len(found) == count and not any(turn.contexts for turn in found)
         return found if unread else None
@@ -259,10 +234,8 @@ class RolloutRecorder:
             self.ending = context
 
     def _derive_seed(self, context: RecordedContext, number: int) -> int:
-        """Seed of a turn, by its place in the tree and the tokens before it.
-
-        In the main dialogue it is the seed that a rollout with an environment has.
-        """
+        """In the main dialogue that of a rollout with an environment; elsewhere by the tokens
+        before."""
         if context.is_main and number == 0:
             return derive_turn_seed(self.seed, self.place, context.number)
         words = repr(context.whole).encode()
@@ -271,10 +244,7 @@ class RolloutRecorder:
 
 
 def build_agent_tree(problem: Problem, rollouts: Sequence[RolloutRecorder]) -> RolloutTree:
-    """Builds the tree of a problem from all of its rollouts.
-
-    The root has what all dialogues begin with; the rest of an opening is an observation.
-    """
+    """The tree of a problem; its root has what all dialogues begin with."""
     openings = [context.prompt for one in rollouts for context in one.openings]
     openings = openings or [rollouts[0].opening]
     text = openings[0].text[: count_shared([opening.text for opening in openings])]
@@ -288,8 +258,6 @@ def build_agent_tree(problem: Problem, rollouts: Sequence[RolloutRecorder]) -> R
 
 @dataclass(slots=True)
 class _TreeBuilder:
-    """Writes rollouts as segments below a root."""
-
     segments: list[Segment]
 
     def add_rollout(self, rollout: RolloutRecorder) -> None:
@@ -336,8 +304,7 @@ class _TreeBuilder:
 
 
 def _sort_contexts(contexts: Sequence[RecordedContext]) -> list[RecordedContext]:
-    """The main one first, then by their tokens, whenever they arrived; without those that have no
-    turns."""
+    """The main one first, then by their tokens; without those that have no turns."""
     kept = [context for context in contexts if context.turns]
     return sorted(kept, key=lambda context: (not context.is_main, context.whole))
 

@@ -1,8 +1,5 @@
-"""Schedules, and the sampling of rollout trees from them.
-
-A plan is a list of levels. Level k samples `count` continuations of every turn of level k - 1. A
-single-turn schedule has one level and a two-turn schedule has two; the tree follows from that.
-"""
+"""Schedules as levels, and the sampling of rollout trees: level k samples `count` continuations of
+every turn of level k - 1."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -14,7 +11,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from rlx.discovery import import_implementation
 from rlx.errors import PluginError, RlxError
-from rlx.plugin import Message, Problem, Schedule, TurnLevel, TurnSpec, find_answer_level
+from rlx.plugin import Message, Problem, Schedule, TurnLevel, find_answer_level
 from rlx.rollout.conversations import (
     EnvironmentPlan,
     build_talk,
@@ -24,6 +21,7 @@ from rlx.rollout.dialogue import (
     CompletionRequest,
     Dialogue,
     SamplingSession,
+    TurnPrompt,
     build_turn_segment,
     encode_between_turns,
     encode_opening,
@@ -33,7 +31,7 @@ from rlx.rollout.dialogue import (
 from rlx.rollout.hosts import EnvironmentHost
 from rlx.rollout.tree import NO_PARENT, RolloutTree, Segment
 from rlx.seeding import derive_seed
-from rlx.spec import AgentRolloutSpec, MultiTurnRolloutSpec, RolloutSpec
+from rlx.spec import AgentRolloutSpec, EnvironmentRolloutSpec, RolloutSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,10 +41,8 @@ class RolloutPlan:
     Attributes:
         levels: levels, first turn first.
         system: system message for problems without their own.
-        talk: how the rollouts of the single level continue with an environment, or with an agent's
-            program; None without one.
-        agent: the program that asks for the turns; None without one.
-        own: settings of a schedule whose own function samples the trees; None without one.
+        talk: how the single level continues with an environment or an agent's program, if any.
+        own: settings of a schedule whose own function samples the trees.
         examples: messages before those of every problem.
     """
 
@@ -59,8 +55,7 @@ class RolloutPlan:
 
     @property
     def answer_level(self) -> int:
-        """Number, from 0, of the level whose turns answer the problem; with an environment the only
-        one."""
+        """Number, from 0, of the level whose turns answer the problem."""
         return find_answer_level([level.kind for level in self.levels])
 
     def list_answers(self, tree: RolloutTree) -> list[int]:
@@ -71,13 +66,11 @@ class RolloutPlan:
         return [s for s in tree.policy_segments if tree.segments[s].kind == kind]
 
     def copy_with_sampling(self, count: int, **sampling: int) -> "RolloutPlan":
-        """Returns a copy with `count` answers, or rollouts, per prompt and other sampling options.
+        """A copy with `count` answers, or rollouts, per prompt and other options of their
+        `TurnSpec`.
 
         If answers are not the first turns, there are `count` first turns, and one turn below each
         up to the answer. In self-play, the environment plays the second player of the copy.
-
-        Args:
-            sampling: options of the `TurnSpec` of turns up to the answer, such as `top_k=1`.
         """
         talk, last = self.talk, self.answer_level
         if talk is not None:
@@ -95,7 +88,6 @@ class RolloutPlan:
 
     @property
     def trees_per_prompt(self) -> int:
-        """Number of trees that are sampled for a problem: one, or in self-play one per player."""
         return 1 if self.talk is None else self.talk.players
 
     def list_learning_trees(self, problems: int) -> range:
@@ -111,19 +103,17 @@ class RolloutPlan:
 
     @property
     def most_turns(self) -> int:
-        """Maximum number of turns of one problem."""
         return self.rows_per_prompt * (1 if self.talk is None else self.talk.last)
 
     @property
     def continued_per_prompt(self) -> int:
-        """Maximum number of dialogues of one problem whose caches are kept after a turn; 0 if none
-        goes on, and in self-play, which keeps none."""
+        """Maximum number of dialogues of one problem whose caches are kept after a turn."""
         if self.talk is not None:
             return self.talk.count if self.talk.players == 1 and self.talk.last > 1 else 0
         return prod(level.count for level in self.levels[:-1]) if len(self.levels) > 1 else 0
 
     def copy_with_siblings(self, most: int) -> "RolloutPlan":
-        """Returns a copy with at most so many turns below every turn; 1 leaves one rollout."""
+        """A copy with at most so many turns below every turn; 1 leaves one rollout."""
         talk = self.talk
         if talk is not None:
             talk = replace(talk, count=min(most, talk.count))
@@ -137,13 +127,10 @@ class RolloutPlan:
 
 
 def build_rollout_plan(spec: RolloutSpec, *, replayable: bool = True) -> RolloutPlan:
-    """Builds the levels of a schedule.
-
-    Args:
-        replayable: whether its environment is.
-    """
     talk = (
-        build_talk(spec, replayable=replayable) if isinstance(spec, MultiTurnRolloutSpec) else None
+        build_talk(spec, replayable=replayable)
+        if isinstance(spec, AgentRolloutSpec | EnvironmentRolloutSpec)
+        else None
     )
     return RolloutPlan(
         spec.list_levels(),
@@ -166,9 +153,7 @@ class AgentHost(Protocol):
         seeds: Sequence[int],
         session: SamplingSession,
         dialogue: Dialogue,
-    ) -> list[RolloutTree]:
-        """Samples the trees of all problems, in order."""
-        ...
+    ) -> list[RolloutTree]: ...
 
 
 RolloutHost = EnvironmentHost | AgentHost
@@ -196,16 +181,7 @@ def sample_rollout_trees(
     """Samples the trees of all problems together: level by level, turn by turn with an environment,
     as the programs of agents ask for them, or by the schedule's own function.
 
-    A turn's samples depend only on its problem's seed and on its place in the tree. The other
-    problems of the batch cannot change it.
-
-    Args:
-        plan: the levels to sample.
-        problems: the problems.
-        seeds: one per problem.
-        session: the sampling engine.
-        dialogue: converts text to tokens and back.
-        host: runs the plan's environment or agent; None if it has none.
+    A turn's samples depend only on its problem's seed and on its place in the tree.
 
     Returns:
         Trees in the order of `problems`; in self-play two per problem, one for each player.
@@ -215,13 +191,10 @@ def sample_rollout_trees(
     """
     if plan.own is not None:
         return sample_own_trees(plan.own, problems, seeds, session, dialogue)
-    if plan.talk is not None and plan.agent is not None:
-        if not isinstance(host, AgentHost):
-            raise ValueError("a plan with an agent needs a host for its programs")
-        return host.sample_trees(plan.talk, problems, seeds, session, dialogue)
     if plan.talk is not None:
-        if not isinstance(host, EnvironmentHost):
-            raise ValueError("a plan with an environment needs a host for it")
+        if isinstance(host, AgentHost):
+            return host.sample_trees(plan.talk, problems, seeds, session, dialogue)
+        assert host is not None
         return sample_conversations(plan.talk, problems, seeds, session, dialogue, host)
     return _sample_levels(plan, problems, seeds, session, dialogue)
 
@@ -233,18 +206,32 @@ def _sample_levels(
     session: SamplingSession,
     dialogue: Dialogue,
 ) -> list[RolloutTree]:
-    """Samples the turns of each level below every turn of the level before."""
     grown: list[list[Segment]] = [[] for _ in problems]
     above = [_Node(tree, NO_PARENT, (), ()) for tree in range(len(problems))]
     for number, level in enumerate(plan.levels, start=1):
         opened = []
         for node in above:
-            opening = _build_prompt_segment(
-                *(grown[node.tree], node.segment, problems[node.tree], level.turn, dialogue),
-                *(plan.system, plan.examples),
+            own, problem, turn = grown[node.tree], problems[node.tree], level.turn
+            if node.segment == NO_PARENT:
+                prompt = encode_opening(
+                    dialogue, turn.template, problem, plan.system, plan.examples, turn.prefix
+                )
+            else:
+                text, after = (
+                    fill_turn_template(dialogue, turn.template, problem),
+                    own[node.segment],
+                )
+                ids = encode_between_turns(dialogue, text, after.token_ids, turn.prefix)
+                prompt = TurnPrompt(text, ids)
+            own.append(
+                Segment(
+                    parent=node.segment,
+                    author="prompt",
+                    token_ids=prompt.token_ids,
+                    text=prompt.text,
+                )
             )
-            grown[node.tree].append(opening)
-            context = node.context + opening.token_ids
+            context = node.context + prompt.token_ids
             opened.append(_Node(node.tree, len(grown[node.tree]) - 1, node.place, context))
         requests = [
             CompletionRequest(
@@ -262,7 +249,7 @@ def _sample_levels(
         above = []
         for node, request, group in zip(opened, requests, completions, strict=True):
             for i, (completion, drawn) in enumerate(zip(group, request.seeds, strict=True)):
-                turn = build_turn_segment(
+                sampled = build_turn_segment(
                     completion,
                     dialogue,
                     level.turn,
@@ -272,28 +259,10 @@ def _sample_levels(
                     seed=drawn,
                     context=request.context,
                 )
-                grown[node.tree].append(turn)
-                at, context = len(grown[node.tree]) - 1, node.context + turn.token_ids
+                grown[node.tree].append(sampled)
+                at, context = len(grown[node.tree]) - 1, node.context + sampled.token_ids
                 above.append(_Node(node.tree, at, (*node.place, i), context))
     return [RolloutTree(p, tuple(s)) for p, s in zip(problems, grown, strict=True)]
-
-
-def _build_prompt_segment(
-    segments: list[Segment],
-    parent: int,
-    problem: Problem,
-    turn: TurnSpec,
-    dialogue: Dialogue,
-    system: str,
-    examples: Sequence[Message],
-) -> Segment:
-    if parent == NO_PARENT:
-        opening = encode_opening(*(dialogue, turn.template, problem), system, examples, turn.prefix)
-        text, ids = opening.text, opening.token_ids
-    else:
-        text = fill_turn_template(dialogue, turn.template, problem)
-        ids = encode_between_turns(dialogue, text, segments[parent].token_ids, turn.prefix)
-    return Segment(parent=parent, author="prompt", token_ids=ids, text=text)
 
 
 def sample_own_trees(
@@ -303,11 +272,7 @@ def sample_own_trees(
     session: SamplingSession,
     dialogue: Dialogue,
 ) -> list[RolloutTree]:
-    """Samples one tree per problem by the function that the schedule names.
-
-    Raises:
-        PluginError: the function fails, or its trees do not have the schedule's turns.
-    """
+    """Samples one tree per problem by the function that the schedule names."""
     sample: Callable[..., Any] = import_implementation(settings.implementation)
     try:
         trees = list(sample(settings, problems, seeds, session, dialogue))

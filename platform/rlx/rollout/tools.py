@@ -1,9 +1,5 @@
-"""Tools that the policy calls by schema: what it is told of them, its calls, and their results.
-
-A tool is a Python function, whose types and docstring are its schema, or one of an MCP server. The
-environment `tools` runs them where environments run. Whatever is wrong with a call is told to the
-policy as the call's result.
-"""
+"""Tools that the policy calls by schema: Python functions, whose types and docstring are their
+schema, and those of MCP servers. What is wrong with a call is its result."""
 
 import atexit
 import hashlib
@@ -14,7 +10,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import Any, ClassVar, Literal, Protocol
+from typing import Any, ClassVar, Literal
 
 from pydantic import ValidationError, validate_call
 
@@ -41,32 +37,8 @@ Schema = Mapping[str, Any]
 
 
 # What is called ----------------------------------------------------------------------------------
-class Tool(Protocol):
-    """A tool.
-
-    Attributes:
-        name: by which the policy calls it.
-        schema: what the policy is told of it.
-    """
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def schema(self) -> Schema: ...
-
-    def call(self, arguments: Mapping[str, Any]) -> str:
-        """Returns the result as text.
-
-        Raises:
-            InvalidCallError: the arguments are not those of the schema.
-            Exception: whatever the tool raises.
-        """
-        ...
-
-
 class InvalidCallError(Exception):
-    """A call that its tool does not take."""
+    pass
 
 
 @dataclass(frozen=True)
@@ -77,23 +49,21 @@ class FunctionTool:
 
     @property
     def name(self) -> str:
-        """See `Tool`."""
         return self.function.__name__
 
     @cached_property
     def schema(self) -> Schema:
-        """See `Tool`.
-
-        Raises:
-            Exception: its types and docstring are no schema.
-        """
         with speed_up_imports():  # workers, which call the function, do without
             from transformers.utils import get_json_schema
         schema: Schema = get_json_schema(self.function)
         return schema
 
     def call(self, arguments: Mapping[str, Any]) -> str:
-        """See `Tool`. Arguments are read as Pydantic reads the types of the function."""
+        """Arguments are read as Pydantic reads the types of the function.
+
+        Raises:
+            InvalidCallError: the arguments are not those of the schema.
+        """
         try:
             result = self._checked(**arguments)
         except ValidationError as error:
@@ -127,11 +97,9 @@ class ServedTool:
 
     @property
     def name(self) -> str:
-        """See `Tool`."""
         return str(self.schema["function"]["name"])
 
     def call(self, arguments: Mapping[str, Any]) -> str:
-        """See `Tool`. The server checks the arguments itself; its errors are results."""
         try:
             return _connect(self.server).call(self.name, arguments)
         except _ServerError:
@@ -139,6 +107,9 @@ class ServedTool:
         except Exception:
             _connect.cache_clear()  # the next call starts it anew
             raise
+
+
+Tool = FunctionTool | ServedTool
 
 
 class _Connection:
@@ -187,7 +158,6 @@ class _Connection:
         return asyncio.run_coroutine_threadsafe(what, self._loop).result()
 
     def list_tools(self) -> list[Schema]:
-        """The tools of the server, in its order."""
         found: list[Schema] = []
         cursor = None
         while True:
@@ -207,7 +177,7 @@ class _Connection:
                 return found
 
     def call(self, name: str, arguments: Mapping[str, Any]) -> str:
-        """Calls a tool; parts of its result that are no text are named by their type."""
+        """Parts of the result that are no text are named by their type."""
         result = self._run(self._client.call_tool(name, dict(arguments)))
         parts = [getattr(part, "text", None) or f"({part.type})" for part in result.content]
         text = "\n".join(parts)
@@ -216,7 +186,6 @@ class _Connection:
         return text
 
     def close(self) -> None:
-        """Ends the session, and the server if it was started for it."""
         if not self._thread.is_alive():
             return
         self._loop.call_soon_threadsafe(self._closing.set)
@@ -242,7 +211,6 @@ def _connect(server: McpServer) -> _Connection:
 
 @lru_cache(maxsize=64)
 def _load_tools(use: ToolUse) -> tuple[Tool, ...]:
-    """Imports a function, or asks a server for its tools."""
     if isinstance(use, McpTools):
         return tuple(ServedTool(use.mcp, schema) for schema in _connect(use.mcp).list_tools())
     return (FunctionTool(load_function(use)),)
@@ -294,17 +262,15 @@ class Tools(Environment):
     """Those of `rollout.tools`."""
 
     def data(self) -> Mapping[str, str]:
-        """Digests of the schemas, and of the sources of installed functions."""
         return {
             f"tool {name}": hashlib.sha256(_write_definition(tool).encode()).hexdigest()
             for name, tool in _name_tools(self.tools).items()
         }
 
     def reset(self, problem: Mapping[str, Any], seed: int) -> None:
-        """Returns None: tools keep no state."""
+        pass
 
     def step(self, state: None, action: Action) -> Step:
-        """Makes the calls of a turn."""
         answers = [self._call(call) for call in action.calls]
         results = [(f"error: {text}" if fault else text, fault) for text, fault in answers]
         return combine_results(action, [(_clean(text), fault) for text, fault in results])
@@ -331,7 +297,6 @@ def _write_definition(tool: Tool) -> str:
 
 
 def combine_results(action: Action, results: Sequence[tuple[str, CallFault]]) -> Step:
-    """The answer to a turn, from the text that each of its calls gave."""
     invalid, failed = (sum(each == of for _, each in results) for of in ("invalid", "failed"))
     return Step(
         kind="answer" if not results else "call" if invalid < len(results) else "invalid",
@@ -347,12 +312,10 @@ def combine_results(action: Action, results: Sequence[tuple[str, CallFault]]) ->
 
 
 def join_results(results: Sequence[str], text: str) -> str:
-    """Results, and what the user says after them, as one text."""
     return "\n".join([*results, *([text] if text else [])])
 
 
 def _clean(text: str) -> str:
-    """A result without the tags that frame results, and not too long."""
     for tag in (CALL, CALL_END, RESULT, RESULT_END):
         text = text.replace(tag, f"{tag[0]} {tag[1:]}")
     more = len(text) - LONGEST_RESULT
@@ -362,13 +325,8 @@ def _clean(text: str) -> str:
 # How a call is written ---------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class ReadReply:
-    """A turn as a message.
-
-    Attributes:
-        content: what is no call.
-        calls: its calls, with those that could not be read.
-        reasoning: what a tokenizer that reads replies itself takes for reasoning.
-    """
+    """A turn as a message: what is no call, its calls with those that could not be read, and what a
+    tokenizer that reads replies itself takes for reasoning."""
 
     content: str
     calls: tuple[ToolCall, ...] = ()
@@ -377,13 +335,8 @@ class ReadReply:
 
 def read_calls(text: str, tools: Sequence[Schema], *, bare: bool = False) -> ReadReply:
     """Reads the calls in a turn: JSON, or a function with its parameters in tags, between
-    `<tool_call>` and `</tool_call>`. What cannot be read stays in the content, too.
-
-    Args:
-        text: the turn.
-        tools: says which parameters are text.
-        bare: a call is a turn that is JSON and nothing else.
-    """
+    `<tool_call>` and `</tool_call>`; if `bare`, a turn that is JSON and nothing else. What cannot
+    be read stays in the content, too."""
     if bare:
         call = _read_json(text) if text.lstrip().startswith("{") else None
         return ReadReply(text) if call is None else ReadReply("", (call,))
@@ -413,7 +366,6 @@ def _read_json(text: str) -> ToolCall | None:
 
 
 def build_call(name: str, arguments: Any) -> ToolCall:
-    """A call whose arguments may be anything."""
     if not isinstance(arguments, Mapping):
         return ToolCall(name, {}, "the arguments are not a JSON object")
     return ToolCall(name, arguments)
@@ -452,7 +404,6 @@ def _read_value(text: str, type_: Any) -> Any:
 
 
 def limit_calls(calls: tuple[ToolCall, ...]) -> tuple[ToolCall, ...]:
-    """The calls that are answered, with a fault in place of those that are too many."""
     if len(calls) <= MOST_CALLS:
         return calls
     more = ToolCall("", fault=f"only the first {MOST_CALLS} calls of a turn are answered")
@@ -485,7 +436,6 @@ def _make_up(schema: Mapping[str, Any]) -> Any:
 
 
 def describe_tools(tools: Sequence[Schema]) -> str:
-    """What a model without a chat template is told of its tools."""
     told = ("name", "description", "parameters")
     listed = [{key: tool["function"].get(key) for key in told} for tool in tools]
     written = [json.dumps(each, ensure_ascii=False, separators=(",", ":")) for each in listed]
@@ -493,6 +443,5 @@ def describe_tools(tools: Sequence[Schema]) -> str:
 
 
 def write_call(call: ToolCall) -> str:
-    """Writes a call in the stated form."""
     written = json.dumps({"name": call.name, "arguments": dict(call.arguments)}, ensure_ascii=False)
     return f"{CALL}{written}{CALL_END}"

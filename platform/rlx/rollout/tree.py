@@ -18,23 +18,12 @@ Author = Literal["prompt", "policy", "environment"]
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A named range `<name>...</name>` of a turn, as half-open ranges of its tokens.
-
-    Attributes:
-        outer: tokens of the tags and of the content between them.
-        inner: tokens of the content; within `outer`.
-        text: characters between the tags.
-    """
+    """A named range `<name>...</name>` of a turn: half-open ranges of its tokens with the tags and
+    without, and the characters between them."""
 
     outer: tuple[int, int]
     inner: tuple[int, int]
     text: str
-
-
-def join_spans(spans: Mapping[str, Span]) -> tuple[int, int] | None:
-    """The hull of closed spans, for turns that were stored without theirs."""
-    outer = [span.outer for span in spans.values()]
-    return (min(outer)[0], max(last for _, last in outer)) if outer else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,18 +33,17 @@ class Segment:
     Attributes:
         parent: index of the segment this one continues, or `NO_PARENT`.
         author: who wrote the tokens. Tokens that close one turn and open the next have "prompt".
-        token_ids: the tokens of this segment; a concatenated path is exactly what the model saw.
+        token_ids: a concatenated path is exactly what the model saw.
         turn: number of the turn in its trajectory, from 1; 0 for prompts.
         kind: kind of turn ("answer", "confidence", ...); "" for prompts.
-        logprobs: log-probability in nats of each token under the distribution that it was sampled
-            from, parallel to `token_ids`; empty for other authors than "policy".
+        logprobs: nats of each token under the distribution that it was sampled from; empty for
+            other authors than "policy".
         finish_reason: "stop" or "length" for policy segments, else "".
         text: the tokens decoded, without the token that ends the turn.
         spans: named spans found in the text.
-        seed: sampling seed of this segment; 0 for other authors.
+        seed: sampling seed of this segment.
         info: the environment's report on the turn.
-        hull: half-open range of tokens from the first of the declared spans to the last, see
-            `rlx.rollout.find_hull`; None if none is opened.
+        hull: half-open range of tokens of `find_hull`.
     """
 
     parent: int
@@ -86,13 +74,7 @@ class Segment:
 
 @dataclass(frozen=True)
 class RolloutTree:
-    """All rollouts of one prompt.
-
-    Attributes:
-        problem: the problem.
-        segments: the nodes, every parent before its children, so index order is a
-            topological order and cycles are impossible.
-    """
+    """All rollouts of one prompt; every segment comes after its parent."""
 
     problem: Problem
     segments: tuple[Segment, ...]
@@ -106,7 +88,6 @@ class RolloutTree:
                 )
 
     def path(self, segment: int) -> tuple[int, ...]:
-        """Segment indices from the root down to `segment`, inclusive."""
         reversed_path = []
         while segment != NO_PARENT:
             reversed_path.append(segment)
@@ -114,23 +95,17 @@ class RolloutTree:
         return tuple(reversed(reversed_path))
 
     def turns(self, segment: int) -> tuple[int, ...]:
-        """Policy segments on the path to `segment`, inclusive, from the first turn on."""
         return tuple(i for i in self.path(segment) if self.segments[i].author == "policy")
 
     def token_ids(self, segment: int) -> tuple[int, ...]:
-        """Every token from the root to the end of `segment`."""
         return tuple(t for i in self.path(segment) for t in self.segments[i].token_ids)
 
     def count_tokens(self, segment: int) -> int:
-        """Number of tokens from the root to the end of `segment`."""
         return sum(len(self.segments[i].token_ids) for i in self.path(segment))
 
     def own_turns(self, segment: int) -> tuple[tuple[int, ...], int]:
-        """The trajectory that ends with a turn: only observations lie between its turns.
-
-        Returns:
-            Its policy segments in order, ending with `segment`; and the policy segment that it
-            continues through a prompt, or `NO_PARENT` if it continues the root.
+        """The policy segments of the trajectory that ends with a turn, between which only
+        observations lie, and the policy segment that it continues through a prompt, or `NO_PARENT`.
         """
         own = []
         while segment != NO_PARENT and self.segments[segment].author != "prompt":
@@ -154,7 +129,6 @@ class RolloutTree:
 
     @property
     def policy_segments(self) -> tuple[int, ...]:
-        """All policy segments, in tree order."""
         return tuple(i for i, s in enumerate(self.segments) if s.author == "policy")
 
 
@@ -167,14 +141,11 @@ def find_spans(
 
     Args:
         text: decoded text of the turn's tokens.
-        ends: for every token, the number of characters decoded up to and including it;
-            non-decreasing. A character belongs to the token that completes it.
+        ends: for every token, the number of characters decoded up to and including it. A character
+            belongs to the token that completes it, and a token that crosses a boundary to the span.
         names: tags to find.
         first_turn: `</think>` without `<think>` counts from the start of the turn, since prompts
             may already open the tag; so may the headers of later messages.
-
-    Returns:
-        The spans that were found. A token that crosses a boundary belongs to the span.
     """
     found: dict[str, Span] = {}
     for name in names:
@@ -203,13 +174,7 @@ def find_hull(
     """Finds what reaches from the first of several spans to the last, words between them included.
 
     It begins with the first tag that is opened, in the order of `names`. It ends where the last
-    span is closed, or with the turn if that is missing.
-
-    Args:
-        text, ends, names, first_turn: as in `find_spans`.
-
-    Returns:
-        A half-open range of tokens; None if no span is opened.
+    span is closed, or with the turn if that is missing. Arguments are those of `find_spans`.
 
     Reference:
         RLCR in two turns (RLCR: arXiv 2507.16806): from think to the end of the answer, from the

@@ -38,29 +38,22 @@ class ScoredTrees:
 
 
 @dataclass(frozen=True, slots=True)
-class StepRollouts:
-    """All rollouts sampled for one step.
+class StepRollouts(ScoredTrees):
+    """All rollouts sampled for one step, in the order in which their problems were drawn.
 
     Attributes:
-        trees: in the order in which their problems were drawn.
-        table: rewards of `trees`.
         greedy: one greedily sampled tree for each of `trees`; None if no estimator needs them.
         filtered: positions of trees excluded from training, because they carry no signal, came
             after there were enough, or are those of a second player that does not learn.
         drawn: number of problems drawn, with those that were dropped for their length.
-        sampled, scored: seconds spent on sampling and on scoring.
         dropped: how many problems were left out because their prompts were too long; None if
             nothing limits them.
         need_rewards: whether a rollout without a reward is not trained on.
     """
 
-    trees: list[RolloutTree]
-    table: RewardTable
     greedy: ScoredTrees | None
     filtered: frozenset[int]
     drawn: int
-    sampled: float
-    scored: float
     dropped: int | None = None
     need_rewards: bool = True
 
@@ -75,16 +68,12 @@ class StepRollouts:
         }
 
 
-def collect_rollouts(
-    context: RunContext,
-    setup: PhaseSetup,
-    cursor: int,
-) -> StepRollouts:
+def collect_rollouts(context: RunContext, setup: PhaseSetup, cursor: int) -> StepRollouts:
     """Draws, samples and scores the rollouts of a step.
 
     Dynamic sampling draws until `prompts_per_step` trees carry a signal or `max_batches` is
-    reached. If no tree carries a signal, the step keeps its first draw. All ranks see all trees,
-    so they make the same decision.
+    reached. If no tree carries a signal, the step keeps its first draw. All ranks see all trees, so
+    they make the same decision.
 
     Args:
         cursor: number of problems drawn before.
@@ -96,9 +85,8 @@ def collect_rollouts(
     good: list[int] = []
     examined = 0
     for batch in range(dynamic.max_batches if dynamic else 1):
-        drawn, seeds = _draw_train_problems(
-            context.policy, setup, cursor + examined, count, "rollout"
-        )
+        start = cursor + examined
+        drawn, seeds = _draw_train_problems(context.policy, setup, start, count, "rollout")
         parcel = sample_and_score(context, setup, setup.plan, drawn.problems, seeds)
         good += [batch * count + t for t in _find_signal_trees(parcel)] if dynamic else []
         parcels.append(parcel)
@@ -212,7 +200,6 @@ def _split_evenly(count: int, most: int | None) -> list[slice]:
 def _gather_shares(
     context: RunContext, share: ScoredTrees, problems: int, trees: int
 ) -> ScoredTrees:
-    """Gathers the shares of all ranks, in the order of the problems, each with so many trees."""
     shares = context.ranks.gather((share.trees, share.table))
     count = context.ranks.count
     merged = [
@@ -235,15 +222,8 @@ def build_prompt_fit(policy: Policy, setup: PhaseSetup) -> PromptFit:
 def draw_held_out_problems(
     fit: PromptFit, task: Task, seed: int, numbers: range, purpose: str
 ) -> tuple[DrawnProblems, list[int]]:
-    """Draws held-out problems that fit the model, with a sampling seed for each.
-
-    Args:
-        fit: which problems the model can be shown.
-        task: source of the problems.
-        seed: of the problems and, with `purpose`, of what is sampled for them.
-        numbers: those of the problems.
-        purpose: what they are drawn for.
-    """
+    """Draws held-out problems that fit the model, by their numbers, with a sampling seed for each
+    that depends on `purpose`."""
     data = derive_seed(seed, "held out")
     with show_plugin_output(type(task).__name__):
         drawn = fit.draw_held_out(lambda number: task.problem("test", number, data), numbers)
@@ -261,7 +241,6 @@ def draw_contact_problems(
 def _draw_train_problems(
     policy: Policy, setup: PhaseSetup, start: int, count: int, purpose: str
 ) -> tuple[DrawnProblems, list[int]]:
-    """Draws training problems from number `start`, with a sampling seed for each."""
     seed, data = setup.spec.seed, derive_seed(setup.spec.seed, "train")
     with show_plugin_output(setup.spec.task.plugin):
         drawn = build_prompt_fit(policy, setup).draw_train(

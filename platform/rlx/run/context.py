@@ -1,5 +1,6 @@
 """What a rank carries through a run: its objects, the state between steps, a stop request, and its
-CPU time by part of the work."""
+CPU time by part of the work.
+"""
 
 from __future__ import annotations
 
@@ -118,11 +119,7 @@ class ControllerState:
         kl = KlCoefficient(beta=credit.kl_coef)
         if (adaptive := credit.kl_adaptive) is not None:
             kl = replace(kl, target=adaptive.target, horizon=adaptive.horizon)
-        return (
-            ControllerState(kl, settings=settings)
-            if before is None
-            else replace(before, kl=kl, settings=settings)
-        )
+        return replace(before or ControllerState(kl), kl=kl, settings=settings)
 
     @staticmethod
     def resume(
@@ -143,11 +140,7 @@ class ControllerState:
         return None if self.kl.target is None else self.kl.beta
 
     def after(
-        self,
-        train: TrainBatch,
-        spec: ExperimentSpec,
-        *,
-        with_critic: bool,
+        self, train: TrainBatch, spec: ExperimentSpec, *, with_critic: bool
     ) -> ControllerState:
         """The state after a step."""
         states = {**self.states, spec.estimator.plugin: train.state} if train.state else self.states
@@ -163,10 +156,7 @@ class RunStopped(Exception):
 
 
 class StopRequest:
-    """Listens for SIGTERM.
-
-    Outside `defer_exit` there is nothing to save, so SIGTERM ends the process at once.
-    """
+    """Listens for SIGTERM, which ends the process at once outside `defer_exit`."""
 
     def __init__(self) -> None:
         self._honoured = False
@@ -180,7 +170,7 @@ class StopRequest:
 
     @contextmanager
     def defer_exit(self) -> Iterator[None]:
-        """Defers the exit: within this context, training checks `requested` after every step."""
+        """Within this context, training checks `requested` after every step."""
         self._honoured = True
         try:
             yield

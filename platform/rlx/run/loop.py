@@ -87,7 +87,6 @@ def make_first_contact(context: RunContext, setup: PhaseSetup) -> FirstContact:
 
 
 def _try_problems(context: RunContext, setup: PhaseSetup, count: int) -> FirstContact:
-    """Samples, scores and describes the phase's rollouts of the first training problems."""
     problems, seeds = draw_contact_problems(context.policy, setup, count)
     rollouts = sample_and_score(context, setup, setup.plan, problems, seeds)
     decode = context.policy.dialogue.decode_tokens
@@ -96,14 +95,9 @@ def _try_problems(context: RunContext, setup: PhaseSetup, count: int) -> FirstCo
 
 @dataclass(frozen=True, slots=True)
 class ResumePoint:
-    """The position of a run between two steps.
+    """The position of a run between two steps, as in `RunState`.
 
     Attributes:
-        step: the last completed step.
-        cursor: number of problems drawn.
-        learned: number of steps in which some rollout could be scored.
-        phase: index of the current phase, from 0.
-        done: number of completed steps of that phase.
         controllers: state for the next step; None before the first.
         forked: whether another run took all these steps.
     """
@@ -118,13 +112,8 @@ class ResumePoint:
 
 
 def checkpoint_run(context: RunContext, at: ResumePoint) -> None:
-    """Writes a checkpoint and records it.
-
-    Raises:
-        ValueError: no step has been trained yet.
-    """
-    if at.controllers is None:
-        raise ValueError("nothing has been trained yet")
+    """Writes a checkpoint of a trained step and records it."""
+    assert at.controllers is not None
     if context.recorder:
         context.recorder.finish_step()  # or a resumed run would lack the record of this step
     context.progress.show_activity("checkpoint")
@@ -143,15 +132,13 @@ def checkpoint_run(context: RunContext, at: ResumePoint) -> None:
         dtype=context.spec.runner.dtype,
         digest=context.spec.digest,
     )
-    root, count = context.folder.checkpoints, context.spec.runner.checkpoint.keep
-    written = write_checkpoint(
-        root, state, context.learner, context.critic, context.ranks, keep=count
-    )
+    root, keep = context.folder.checkpoints, context.spec.runner.checkpoint.keep
+    models = context.learner, context.critic
+    written = write_checkpoint(root, state, *models, context.ranks, keep=keep)
     if context.recorder and written:
         context.recorder.checkpoint(at.step, written.path, written.sha256, written.bytes)
-        context.recorder.record_durations(
-            at.step, {"perf/checkpoint_s": time.perf_counter() - began}
-        )
+        took = {"perf/checkpoint_s": time.perf_counter() - began}
+        context.recorder.record_durations(at.step, took)
 
 
 def resume_run(context: RunContext) -> ResumePoint | None:
@@ -245,10 +232,9 @@ def run_experiment(
     progress = ProgressFile(folder.progress if ranks.is_first else None)
     base = build_setup(spec)
     runner = spec.runner
+    workers, memory = runner.reward_workers, runner.reward_memory_mb
     with (
-        RewardPool(
-            runner.reward_workers, runner.reward_memory_mb, folder.answers(ranks.rank)
-        ) as pool,
+        RewardPool(workers, memory, folder.answers(ranks.rank)) as pool,
         ExitStack() as ending,
     ):
         policy = _start_model(spec, base, folder, ranks, progress, recorder)
@@ -262,26 +248,15 @@ def run_experiment(
         if spec.critic is not None and any("values" in setup.needs for setup in phases):
             critic = Critic(policy, runner, spec.critic, ranks, spec.seed)
         learner, reference = _build_learner(spec, policy, phases, ranks, recorder)
+
+        def count_cpu_seconds() -> float:
+            """Of this process without the thread that records, and of its workers."""
+            recording = recorder.cpu_seconds if recorder else 0.0
+            return time.process_time() - recording + pool.cpu_seconds
+
         context = RunContext(
-            spec,
-            folder,
-            ranks,
-            policy,
-            sampler,
-            learner,
-            critic,
-            reference,
-            pool,
-            recorder,
-            progress,
-            # Of this process without the thread that records, and of its workers.
-            CpuAccount(
-                lambda: (
-                    time.process_time()
-                    - (recorder.cpu_seconds if recorder else 0.0)
-                    + pool.cpu_seconds
-                )
-            ),
+            *(spec, folder, ranks, policy, sampler, learner, critic, reference),
+            *(pool, recorder, progress, CpuAccount(count_cpu_seconds)),
         )
         if recorder:
             level = "info" if learner.chosen.form.merges else "warning"
@@ -342,7 +317,6 @@ def _start_model(
     progress: ProgressFile,
     recorder: Recorder | None,
 ) -> Policy:
-    """Builds the policy and warm-starts it."""
     progress.show_activity("model")
     dtype = getattr(torch, spec.runner.dtype)
     trains = spec.model.warm_start is not None  # in float32; its result is rounded
@@ -365,8 +339,8 @@ def _train_phase(
     """Trains one phase, or the rest of it; returns the run's position after it.
 
     Raises:
-        RunStopped: a stop was requested; a checkpoint of the last step has been written.
-        RewardError: likewise after answers to rewards have cost what they may.
+        RunStopped, RewardError: a stop was requested, or answers to rewards have cost what they
+            may; a checkpoint of the last step has been written.
     """
     phase = context.spec.phases[number]
     setup = build_setup(context.spec.resolve_phase_spec(phase))
@@ -391,11 +365,8 @@ def _train_phase(
         if context.recorder:
             print(f"step {step}/{context.spec.steps}  {phase.name}  {note}", flush=True)
         watch.observe_step(step, stepped.figures, context.recorder)
-        if context.recorder and (more := context.sampler.restarts - restarts) > 0:
-            times = f"{more} times" if more > 1 else "once"
-            message = (
-                f"a process of the sampler was started again {times} by step {step}, see the log"
-            )
+        if context.recorder and context.sampler.restarts > restarts:
+            message = f"a process of the sampler was started again by step {step}, see the log"
             context.recorder.event("sampler_restarted", message, level="warning")
         restarts = context.sampler.restarts
         _run_due_evaluations(context, base, step)
@@ -424,7 +395,6 @@ def _describe_spent_budget(context: RunContext, setup: PhaseSetup) -> str | None
 
 
 def _run_due_evaluations(context: RunContext, base: PhaseSetup, step: int) -> None:
-    """Runs the evaluation and the probe that are due after a step."""
     if step == context.spec.steps:
         return
     every = context.spec.evaluation.every
@@ -473,7 +443,6 @@ def _evaluate_suite(
     suite: str,
     show: Callable[[int], None],
 ) -> None:
-    """Evaluates one held-out set with one way of sampling."""
     spec = context.spec.evaluation
     fit, numbers = build_prompt_fit(context.policy, setup), range(spec.problems)
     drawn, seeds = draw_held_out_problems(fit, task, context.spec.seed, numbers, "evaluation")
@@ -495,12 +464,7 @@ def _evaluate_suite(
     where = "" if suite == "held_out" else f"  {suite}"
     accuracy = metrics["accuracy"]
     if lost := metrics.get("lost"):
-        context.recorder.event(
-            "held_out_lost",
-            f"{lost} of {spec.problems} rollouts of {suite} ({label}) could not be scored",
-            level="warning",
-        )
-    print(
-        f"step {step}/{context.spec.steps}  evaluation {label}{where}  accuracy {accuracy:.3f}",
-        flush=True,
-    )
+        message = f"{lost} of {spec.problems} rollouts of {suite} ({label}) could not be scored"
+        context.recorder.event("held_out_lost", message, level="warning")
+    at = f"step {step}/{context.spec.steps}"
+    print(f"{at}  evaluation {label}{where}  accuracy {accuracy:.3f}", flush=True)

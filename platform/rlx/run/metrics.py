@@ -30,6 +30,20 @@ if TYPE_CHECKING:
     from rlx.learner import CriticStats, UpdateStats
 
 
+UPDATE_FIGURES = {
+    "loss": "loss",
+    "entropy": "entropy",
+    "kl": "kl",
+    "clip_frac": "clip_fraction",
+    "ratio_max": "ratio_max",
+    "grad_norm": "grad_norm",
+    "lr": "learning_rate",
+    "span_entropy": "bonus_entropy",
+    "kl_loss": "kl_loss",
+    "expected_score": "expected_score",
+    "stated_mass": "stated_mass",
+}
+"""Metrics below `train/`, with the fields of `UpdateStats` that they show."""
 MOST_PARTS = 20
 """Parts of one reward that become curves."""
 _plain_name = re.compile(r"[A-Za-z0-9_.-]{1,40}").fullmatch
@@ -49,7 +63,6 @@ def step_figures(
     """All metrics of a step.
 
     Args:
-        trees, table, train: the rollouts, their rewards and the training batch.
         update: statistics of the last optimiser step; None if no token carried a signal.
         critic: statistics of the critic's last update; None without a critic.
         seconds: wall time in seconds of "rollout", "reward", "train" and "step".
@@ -77,23 +90,9 @@ def step_figures(
     sampled = sum(len(s.token_ids) for t in trees for s in t.segments if s.author == "policy")
     figures["perf/tokens_per_s"] = sampled / seconds["step"]
     if update is not None:
-        figures |= {
-            "train/loss": update.loss,
-            "train/entropy": update.entropy,
-            "train/kl": update.kl,
-            "train/clip_frac": update.clip_fraction,
-            "train/ratio_max": update.ratio_max,
-            "train/grad_norm": update.grad_norm,
-            "train/lr": update.learning_rate,
-            "perf/shared_prefix_ratio": update.row_tokens / max(1, update.computed_tokens),
-        }
-        optional = {
-            "train/span_entropy": update.bonus_entropy,
-            "train/kl_loss": update.kl_loss,
-            "train/expected_score": update.expected_score,
-            "train/stated_mass": update.stated_mass,
-        }
-        figures |= {name: value for name, value in optional.items() if value is not None}
+        told = {f"train/{name}": getattr(update, field) for name, field in UPDATE_FIGURES.items()}
+        figures |= {name: value for name, value in told.items() if value is not None}
+        figures["perf/shared_prefix_ratio"] = update.row_tokens / max(1, update.computed_tokens)
     if critic is not None:
         known = {n: value for n, value in asdict(critic).items() if value is not None}
         figures |= {f"critic/{name}": value for name, value in known.items()}
@@ -106,8 +105,8 @@ def _compute_reward_figures(
 ) -> dict[str, float]:
     """Rewards by name, their parts, and in self-play by player; totals by kind of turn.
 
-    Rewards of others name their parts as they like: at most `MOST_PARTS` of a reward, of plain
-    names, become curves. All of them are stored with the rollouts.
+    Of each reward at most `MOST_PARTS` parts, of plain names, become curves; all are stored with
+    the rollouts.
     """
     raw, by_player = defaultdict[str, list[float]](list), defaultdict[str, list[float]](list)
     absent, totals = defaultdict[str, list[bool]](list), defaultdict[str, list[float]](list)
@@ -217,31 +216,22 @@ def compute_mismatch_figures(
     """Compares the sampler's log-probabilities with the learner's before the update.
 
     If the learner computed old log-probabilities, they are compared on every trained token.
-    Otherwise the statistics of the first optimiser step are used, at no extra cost. If there was
-    no optimiser step, the weights are unchanged and the learner's log-probabilities are computed
-    now.
+    Otherwise the statistics of the first optimiser step are used, at no extra cost. Without one,
+    the learner computes them now, with unchanged weights.
 
     Args:
-        train: the training batch, the same on every rank.
-        loss: loss settings of the phase.
         first: statistics of the step's first optimiser step; None if there was none.
-        compute_logprobs: computes the learner's log-probabilities of masked tokens, as
-            `Learner.logprobs`.
+        compute_logprobs: as `Learner.logprobs`.
     """
     figures: dict[str, float] = {}
     if loss.old_logprobs == "behaviour" and first is not None:
         figures["sampler/mismatch_k3"] = first.kl
         figures["sampler/mismatch_ratio_max"] = first.token_ratio_max
     elif train.sampled_mask.any():
-        recompute = loss.old_logprobs == "behaviour"
-        ours = (
-            compute_logprobs(train.batch, train.sampled_mask)
-            if recompute
-            else train.streams.old_logprobs
-        )
-        if found := compute_sampler_mismatch(
-            ours, train.batch.behaviour_logprobs, train.sampled_mask
-        ):
+        ours, theirs = train.streams.old_logprobs, train.batch.behaviour_logprobs
+        if loss.old_logprobs == "behaviour":
+            ours = compute_logprobs(train.batch, train.sampled_mask)
+        if found := compute_sampler_mismatch(ours, theirs, train.sampled_mask):
             figures["sampler/mismatch_k3"] = found.k3
             figures["sampler/mismatch_ratio_max"] = found.ratio_max
             figures["sampler/mismatch_row_ratio_max"] = found.row_ratio_max
@@ -260,9 +250,6 @@ _LARGEST = 1e18
 
 def environment_figures(trees: Sequence[RolloutTree]) -> dict[str, float]:
     """Metrics of the turns, tokens, kinds and `info` of a step's rollouts.
-
-    Args:
-        trees: rollouts of one step.
 
     Returns:
         Empty if no environment wrote or reported anything. Otherwise, under `environment/`:
@@ -328,9 +315,6 @@ def _sanitize_metric_name(text: str) -> str:
 class GpuPeaks:
     """Reads the peak of each stage; nothing on a CPU.
 
-    Args:
-        device: the rank's device.
-
     Attributes:
         figures: by the metric's name, GiB that torch had allocated at the peak of the stage, GiB
             that it held in reserve with them, and how often it had to empty its cache.
@@ -373,9 +357,6 @@ def find_over_querying(
         history: metrics of the phase's steps so far, from the first.
         max_turns: maximum number of regular turns of a rollout.
         repeats: as `rlx.plugin.Environment.repeats`.
-
-    Returns:
-        A message with the observation and its usual cause; None if there is nothing to report.
     """
     steps = [figures for figures in history if _TURNS in figures]
     if len(steps) < SUSTAINED:
@@ -401,12 +382,7 @@ def find_over_querying(
 
 
 def find_no_gradient(step: int, history: Sequence[Mapping[str, float]]) -> str | None:
-    """Detects that the latest steps changed nothing: no token of any group had an advantage.
-
-    Args:
-        step: number of the latest step.
-        history: metrics of the phase's steps so far, from the first.
-    """
+    """Detects that the latest steps changed nothing: no token of any group had an advantage."""
     latest = history[-IDLE_STEPS:]
     if len(latest) < IDLE_STEPS or not all(
         not figures.get("train/grad_norm")
@@ -422,12 +398,7 @@ def find_no_gradient(step: int, history: Sequence[Mapping[str, float]]) -> str |
 
 
 class AlarmWatch:
-    """Watches the metrics of a phase and raises an alarm when what it warns of begins.
-
-    Args:
-        rollout: the phase's rollout settings.
-        environment: the phase's environment; None without one.
-    """
+    """Watches the metrics of a phase and raises an alarm when what it warns of begins."""
 
     def __init__(self, rollout: RolloutSpec, environment: Environment | None) -> None:
         self._repeats = environment.repeats if environment is not None else ""

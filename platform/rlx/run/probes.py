@@ -45,16 +45,14 @@ def run_probe(context: "RunContext", setup: PhaseSetup, *, step: int, label: str
     for one in records:
         curve = one.figures["p_correct"]
         change = f"{curve[0]['mean']:.3f} → {curve[-1]['mean']:.3f}"
-        print(
-            f"step {step}/{context.spec.steps}  probe {one.suite}  mc_p_correct {change}",
-            flush=True,
-        )
+        at = f"step {step}/{context.spec.steps}"
+        print(f"{at}  probe {one.suite}  mc_p_correct {change}", flush=True)
 
 
 def build_probe_context(
     setup: PhaseSetup, policy: Policy, sampler: Sampler, pool: RewardPool
 ) -> ProbeContext:
-    """Builds the context of an experiment's probe from the setup that training uses."""
+    """The context of an experiment's probe, from the setup that training uses."""
     return ProbeContext(
         plan=setup.plan.copy_with_sampling(1),
         sampler=sampler,
@@ -98,8 +96,6 @@ def probe_problems(
     """Probes the first held-out problems; each rank probes its share of them.
 
     Args:
-        spec: cuts, schemes, and numbers of problems and samples.
-        means: the model and the experiment's rewards.
         fit: which problems the model can be shown.
         seed: of problems and sampling.
         ranks: None in a process of its own.

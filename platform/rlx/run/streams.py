@@ -1,11 +1,10 @@
 """Token streams of a training step, each computed only if the estimator or the loss reads it.
 
-`rlx_registry.STREAMS` lists the streams, and
-`rlx.discovery` names the function of each provider.
+`rlx_registry.STREAMS` lists them, and `rlx.discovery` names the function of each provider.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -17,10 +16,11 @@ from rlx.credit import fill_between_ends
 from rlx.discovery import import_implementation, list_providers
 from rlx.errors import RegistryError, SpecError
 from rlx.phase_setup import PhaseSetup
-from rlx.probe import ProbeContext, build_probe_response, state_values
+from rlx.probe import build_probe_response, state_values
 from rlx.record import TrainedRows
 from rlx.run.collect import StepRollouts
 from rlx.run.context import RunContext
+from rlx.run.probes import build_probe_context
 from rlx.seeding import derive_seed
 from rlx.train_batch import ScoredRows, TokenStreams, TrainBatch
 from rlx_registry import STREAMS
@@ -33,10 +33,8 @@ def spread_step_values(step_ids: Tensor, values: Tensor) -> Tensor:
 
 
 def collect_state_values(step_ids: Tensor, per_token: Tensor) -> Tensor:
-    """Recovers the `[B, S + 1]` values from the result of `spread_step_values`.
-
-    This is possible because every step has tokens and the value of the last state is 0.
-    """
+    """Recovers the `[B, S + 1]` values from the result of `spread_step_values`: every step has
+    tokens, and the value of the last state is 0."""
     steps = int(step_ids.max()) + 1
     nowhere = torch.where(step_ids < 0, steps + 1, step_ids)
     values = per_token.new_zeros(len(step_ids), steps + 2)
@@ -44,7 +42,6 @@ def collect_state_values(step_ids: Tensor, per_token: Tensor) -> Tensor:
 
 
 def build_trained_rows(train: TrainBatch) -> TrainedRows:
-    """Builds the record of a step's training rows."""
     batch, streams, scores = train.batch, train.streams, train.scores
     row_scores = dict(vars(scores))
     per_token: dict[str, Tensor | None] = {}
@@ -75,7 +72,6 @@ def read_token_streams(
     """The token streams of recorded rows.
 
     Args:
-        rows: the record.
         batch: some of the recorded rows, `[B, T]`.
         kept: `[B]` index of each row of `batch` in the record.
         statistics: β and the estimator's state of the step.
@@ -109,15 +105,7 @@ def read_token_streams(
 
 @dataclass(frozen=True, eq=False, slots=True)
 class StepInputs:
-    """What the provider of a stream reads.
-
-    Attributes:
-        context: models, sampler and ranks.
-        setup: the phase.
-        rows: the rows that are trained on.
-        rollouts: what the rows were made of.
-        cursor: number of problems drawn before the step.
-    """
+    """What the provider of a stream reads; `cursor` is the number of problems drawn before."""
 
     context: RunContext
     setup: PhaseSetup
@@ -127,11 +115,7 @@ class StepInputs:
 
 
 def compute_optional_streams(inputs: StepInputs, *, by_sampling: bool) -> dict[str, Tensor]:
-    """Computes the streams that the phase needs, by name.
-
-    Args:
-        by_sampling: those whose provider samples, or all others.
-    """
+    """Computes the streams that the phase needs, by name: those that sample, or all others."""
     streams: dict[str, Tensor] = {}
     for provider in list_providers(inputs.setup.needs):
         if provider.uses_sampler == by_sampling:
@@ -160,8 +144,7 @@ def compute_old_logprobs(inputs: StepInputs) -> Tensor:
 def compute_reference_logprobs(inputs: StepInputs) -> Mapping[str, Tensor]:
     """`reference_logprobs`: `[B, T]` nats under the reference policy."""
     reference = inputs.context.reference
-    if reference is None:
-        raise ValueError("the run has no reference policy")
+    assert reference is not None
     return {"reference_logprobs": reference.logprobs(inputs.rows.batch, inputs.rows.mask)}
 
 
@@ -172,19 +155,17 @@ def compute_collision_probs(inputs: StepInputs) -> Mapping[str, Tensor]:
 
 
 def compute_critic_values(inputs: StepInputs) -> Mapping[str, Tensor]:
-    """`values`: `[B, T]`, also between two trained tokens, where the literal recursion of GAE reads
+    """`values`: `[B, T]`, also between trained tokens, where the literal recursion of GAE reads
     them."""
     critic = inputs.context.critic
-    if critic is None:
-        raise ValueError("the run has no critic")
+    assert critic is not None
     return {"values": critic.values(inputs.rows.batch, fill_between_ends(inputs.rows.mask))}
 
 
 def compute_greedy_scores(inputs: StepInputs) -> Mapping[str, Tensor]:
     """`greedy_scores`: `[B]` score of the greedy answer to each row's prompt."""
     greedy = inputs.rollouts.greedy
-    if greedy is None:
-        raise ValueError("the step has no greedy answers")
+    assert greedy is not None
     trees = inputs.rows.batch.tree_ids.tolist()
     return {"greedy_scores": compute_answer_scores(greedy.trees, greedy.table, trees)}
 
@@ -197,24 +178,13 @@ def estimate_state_values(inputs: StepInputs) -> Mapping[str, Tensor]:
     Returns:
         `step_ids`, `[B, T]` step of each own token, -1 elsewhere; and `mc_values`, `[B, S + 1]`
         values at the borders of steps.
-
-    Raises:
-        ValueError: the experiment has no `monte_carlo` section.
     """
     context, setup, batch = inputs.context, inputs.setup, inputs.rows.batch
     trees, cursor = inputs.rollouts.trees, inputs.cursor
     spec = context.spec.monte_carlo
-    if spec is None:
-        raise ValueError("the experiment has no `monte_carlo` section")
-    means = ProbeContext(
-        plan=setup.plan,
-        sampler=context.sampler,
-        speech=context.policy.dialogue,
-        task=setup.task,
-        rewards=setup.rewards,
-        correct=context.spec.evaluation.correct,
-        pool=context.pool,
-    )
+    assert spec is not None  # `rlx.discovery` refuses an estimator that needs it without
+    means = build_probe_context(setup, context.policy, context.sampler, context.pool)
+    means = replace(means, plan=setup.plan)
     rows = list(enumerate(batch.rows))[context.ranks.rank :: context.ranks.count]
     responses = [
         build_probe_response(

@@ -1,13 +1,13 @@
-"""Runs one training step: the algorithm of `rlx.step`, with its models and its records."""
+"""Runs one training step: samples, scores, assigns credit by `rlx.step`, updates and records."""
 
 import time
 from dataclasses import dataclass
 
-from rlx.assignment import split_mini_batches
+from rlx.assignment import build_scored_rows, split_mini_batches
 from rlx.errors import DivergedModelError
 from rlx.learner import CriticStats, UpdateStats, critic_rate
 from rlx.phase_setup import PhaseSetup
-from rlx.record import Role
+from rlx.record import Recorder, Role
 from rlx.reward import RewardTable
 from rlx.rollout import build_piece_splitter, is_fault_segment
 from rlx.run.collect import StepRollouts, collect_rollouts
@@ -21,8 +21,8 @@ from rlx.run.streams import (
 )
 from rlx.run.weight_sync import compute_sync_figures, synchronize_sampler
 from rlx.spec import CriticSpec, ExperimentSpec, OptimizerSpec
-from rlx.step import run_step
-from rlx.train_batch import ScoredRows, TokenStreams, TrainBatch
+from rlx.step import assign_credit
+from rlx.train_batch import TokenStreams, TrainBatch
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,23 +64,34 @@ def train_step(
         rate: learning rate.
         controllers: state from the previous step.
     """
-    peaks = GpuPeaks(context.ranks.device)
-    actors = _RankActors(context, setup, step, cursor, rate, controllers, peaks)
-    began = time.perf_counter()
-    rollouts, train, learned = run_step(actors, setup)
-    if train is None or learned is None:
+    peaks, began = GpuPeaks(context.ranks.device), time.perf_counter()
+    try:
+        rollouts = collect_rollouts(context, setup, cursor)
+    except DivergedModelError as error:
+        raise DivergedModelError(
+            f"step {step}: {error}; `rlx export` writes the last checkpoint that is sound"
+        ) from error
+    waited = time.perf_counter() - began
+    peaks.end("sampling")
+    rows = build_scored_rows(
+        setup, rollouts.trees, rollouts.table, without=rollouts.find_untrained_rows()
+    )
+    if rows is None:
         _record_skipped_step(context, step, rollouts)
         return StepOutcome({}, rollouts.drawn, controllers)
+    context.progress.show_activity("update")
+    inputs = StepInputs(context, setup, rows, rollouts, cursor)
+    train = assign_credit(rows, _compute_streams(inputs, controllers), setup.rules)
+    updates, critic = _update_models(context, setup, train, rate, controllers)
     ended = time.perf_counter()
+    peaks.end("update")
     seconds = {
         "rollout": rollouts.sampled,
         "reward": rollouts.scored,
-        "wait": actors.waited,
-        "train": ended - began - actors.waited,
+        "wait": waited,
+        "train": ended - began - waited,
         "step": ended - began,
     }
-    updates, critic = learned
-    peaks.end("update")
     first, last = (updates[0], updates[-1]) if updates else (None, None)
     figures = {
         **peaks.figures,
@@ -102,77 +113,52 @@ def train_step(
     if rollouts.dropped is not None:
         figures["prompts/dropped"] = float(rollouts.dropped)
     figures |= context.cpu.take("sample", "score", "learn") | context.cpu.take_rest()
-    _record_training_step(context, phase, step, figures, rollouts, train, setup)
+    if context.recorder is not None:
+        _record_training_step(context, context.recorder, phase, step, figures, inputs, train)
     controllers = controllers.after(train, setup.spec, with_critic=critic is not None)
     return StepOutcome(figures, rollouts.drawn, controllers)
 
 
-@dataclass(slots=True)
-class _RankActors:
-    """What this rank does in a step, for `rlx.step.run_step`.
+def _compute_streams(inputs: StepInputs, controllers: ControllerState) -> TokenStreams:
+    """Computes what estimator and loss read; frees the sampler's memory for the learner."""
+    context = inputs.context
+    with context.cpu.measure("sample"):
+        sampled = compute_optional_streams(inputs, by_sampling=True)
+    context.sampler.release()
+    with context.cpu.measure("learn"):
+        return TokenStreams(
+            old_logprobs=compute_old_logprobs(inputs),
+            optional=sampled | compute_optional_streams(inputs, by_sampling=False),
+            beta=controllers.kl.beta,
+            state=controllers.states.get(inputs.setup.spec.estimator.plugin, {}),
+        )
 
-    Attributes:
-        waited: seconds until the rollouts were there.
+
+def _update_models(
+    context: RunContext,
+    setup: PhaseSetup,
+    train: TrainBatch,
+    rate: float,
+    controllers: ControllerState,
+) -> tuple[list[UpdateStats], CriticStats | None]:
+    """Updates the critic, then the policy unless it is still in the critic's lead steps.
+
+    Returns:
+        The statistics of the policy's optimiser steps, empty if no token carried a signal, and
+        those of the critic's last update.
     """
-
-    context: RunContext
-    setup: PhaseSetup
-    step: int
-    cursor: int
-    rate: float
-    controllers: ControllerState
-    peaks: GpuPeaks
-    waited: float = 0.0
-
-    def sample_and_score(self) -> StepRollouts:
-        """Samples and scores the step's rollouts."""
-        began = time.perf_counter()
-        try:
-            rollouts = collect_rollouts(self.context, self.setup, self.cursor)
-        except DivergedModelError as error:
-            raise DivergedModelError(
-                f"step {self.step}: {error}; `rlx export` writes the last checkpoint that is sound"
-            ) from error
-        self.waited = time.perf_counter() - began
-        self.peaks.end("sampling")
-        return rollouts
-
-    def compute_streams(self, rollouts: StepRollouts, rows: ScoredRows) -> TokenStreams:
-        """Streams that the estimator reads; frees the sampler's memory for the learner."""
-        context, setup, cursor = self.context, self.setup, self.cursor
-        context.progress.show_activity("update")
-        inputs = StepInputs(context, setup, rows, rollouts, cursor)
-        with context.cpu.measure("sample"):
-            sampled = compute_optional_streams(inputs, by_sampling=True)
-        context.sampler.release()
-        with context.cpu.measure("learn"):
-            return TokenStreams(
-                old_logprobs=compute_old_logprobs(inputs),
-                optional=sampled | compute_optional_streams(inputs, by_sampling=False),
-                beta=self.controllers.kl.beta,
-                state=self.controllers.states.get(setup.spec.estimator.plugin, {}),
-            )
-
-    def update_models(self, train: TrainBatch) -> tuple[list[UpdateStats], CriticStats | None]:
-        """Updates the critic, then the policy unless it is still in the critic's lead steps.
-
-        Returns:
-            The statistics of the policy's optimiser steps, empty if no token carried a signal, and
-            those of the critic's last update.
-        """
-        context, setup, critic_stats = self.context, self.setup, None
-        spec, steps = context.spec.critic, self.controllers.critic
-        with context.cpu.measure("learn"):
-            if context.critic is not None and spec is not None and "values" in setup.needs:
-                for part in _list_updates(setup, train, spec):
-                    rate = critic_rate(spec, steps)
-                    critic_stats = context.critic.update(part, rate) or critic_stats
-                if steps < spec.lead_steps:
-                    return [], critic_stats
-            parts = _list_updates(setup, train, setup.spec.optimizer)
-            updates = [context.learner.update(part, setup.spec.loss, self.rate) for part in parts]
-            synchronize_sampler(context)
-            return [update for update in updates if update is not None], critic_stats
+    spec, critic_stats = context.spec.critic, None
+    with context.cpu.measure("learn"):
+        if context.critic is not None and spec is not None and "values" in setup.needs:
+            for part in _list_updates(setup, train, spec):
+                its_rate = critic_rate(spec, controllers.critic)
+                critic_stats = context.critic.update(part, its_rate) or critic_stats
+            if controllers.critic < spec.lead_steps:
+                return [], critic_stats
+        parts = _list_updates(setup, train, setup.spec.optimizer)
+        updates = [context.learner.update(part, setup.spec.loss, rate) for part in parts]
+        synchronize_sampler(context)
+        return [update for update in updates if update is not None], critic_stats
 
 
 def _list_updates(
@@ -197,15 +183,14 @@ def _record_skipped_step(context: RunContext, step: int, rollouts: StepRollouts)
 
 def _record_training_step(
     context: RunContext,
+    recorder: Recorder,
     phase: str,
     step: int,
     figures: dict[str, float],
-    rollouts: StepRollouts,
+    inputs: StepInputs,
     train: TrainBatch,
-    setup: PhaseSetup,
 ) -> None:
-    if context.recorder is None:
-        return
+    rollouts = inputs.rollouts
     trees, table = rollouts.trees, rollouts.table
     roles: list[Role] = [
         "filtered" if t in rollouts.filtered else "trained" for t in range(len(trees))
@@ -215,7 +200,7 @@ def _record_training_step(
         table = RewardTable.merge_tables([table, rollouts.greedy.table], numbers)
         trees = [*trees, *rollouts.greedy.trees]
         roles += ["greedy"] * len(rollouts.greedy.trees)
-    context.recorder.step(
+    recorder.step(
         step,
         figures,
         trees,
@@ -228,7 +213,7 @@ def _record_training_step(
             "beta": train.streams.beta,
             "state_before": dict(train.streams.state),
             "state": dict(train.state),
-            "max_tokens": dict(setup.max_tokens),
+            "max_tokens": dict(inputs.setup.max_tokens),
         },
         context.folder.rollouts(step),
         roles,

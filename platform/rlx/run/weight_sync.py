@@ -1,10 +1,9 @@
 """Loads the learner's weights into the sampler, and verifies that the sampler uses them.
 
-An engine with its own model implementation keeps state that is derived from the weights: packed
-matrices, tied embeddings, cached keys and values of prompts. If such state is stale, the engine
-samples from another policy, with plausible log-probabilities. The same few prompts are therefore
-sampled before and after each synchronisation, and the log-probabilities are compared with the
-learner's.
+An engine with its own model keeps state that is derived from the weights: packed matrices, tied
+embeddings, cached keys and values of prompts. If such state is stale, it samples from another
+policy, with plausible log-probabilities. The same few prompts are therefore sampled before and
+after each synchronisation, and their log-probabilities are compared with the learner's.
 """
 
 import random
@@ -68,8 +67,8 @@ def synchronize_sampler(context: RunContext) -> None:
 
 
 def compute_sync_figures(sampler: SamplingEngine) -> dict[str, float]:
-    """Metrics of the last synchronisation and of the engine's process; empty for an
-    engine without a model of its own."""
+    """Metrics of the last synchronisation and of the engine's process; empty for an engine without
+    a model of its own."""
     if sampler.drift is None:
         return {}
     return {
@@ -99,7 +98,6 @@ def _build_check_prompts(context: RunContext, longest: int) -> list[tuple[int, .
 def _sample_completions(
     sampler: SamplingEngine, prompts: Sequence[tuple[int, ...]], rounds: Sequence[tuple[int, ...]]
 ) -> list[_PromptCompletion]:
-    """Samples a completion of every prompt for every seed, round by round."""
     completions: list[_PromptCompletion] = []
     with sampler.session() as session:
         for seeds in rounds:

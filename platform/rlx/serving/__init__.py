@@ -1,8 +1,4 @@
-"""A model behind OpenAI's HTTP interface.
-
-`ServedModel` turns requests into tokens and samples into messages; it knows no HTTP. `Batcher`
-samples what many requests ask for together. `create_app` is the HTTP side.
-"""
+"""A model behind OpenAI's HTTP interface."""
 
 import lazy_loader
 

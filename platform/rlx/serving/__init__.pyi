@@ -1,7 +1,7 @@
 from .app import (
     ClientGoneError,
     RefusalError,
-    answer_errors,
+    build_app,
     build_fault,
     create_app,
     send_answer,
@@ -38,7 +38,7 @@ __all__ = [
     "TextAnswer",
     "TextRequest",
     "TokenizedPrompt",
-    "answer_errors",
+    "build_app",
     "build_fault",
     "create_app",
     "list_models",

@@ -31,14 +31,7 @@ T = TypeVar("T")
 
 
 class RefusalError(Exception):
-    """A request is answered with an error.
-
-    Args:
-        status: of the response.
-        message: what is wrong.
-        param: the field at fault.
-        code: OpenAI's code of the error.
-    """
+    """A request is answered with this status; `param` is the field at fault, `code` is OpenAI's."""
 
     def __init__(
         self, status: int, message: str, param: str | None = None, code: str | None = None
@@ -55,12 +48,11 @@ def create_app(model: ServedModel, submit: Submit, token: str | None) -> FastAPI
     """Returns the application that serves a model.
 
     Args:
-        model: the model.
         submit: queues what a request asks for; see `Batcher.submit`.
         token: that every request needs; None lets everyone in who can connect to this machine's
             loopback address, but no web page.
     """
-    app = FastAPI(title="rlx", docs_url=None, redoc_url=None, openapi_url=None)
+    app = build_app()
     app.add_middleware(_AccessGuard, token=token)
     models = list_models(model, int(time.time()))
 
@@ -88,12 +80,12 @@ def create_app(model: ServedModel, submit: Submit, token: str | None) -> FastAPI
         (group,) = await wait_for_outcome(submit(job), request)
         return send_answer(body, ChatAnswer(model, body, group))
 
-    answer_errors(app)
     return app
 
 
-def answer_errors(app: FastAPI) -> None:
-    """Has an application answer errors in OpenAI's form."""
+def build_app() -> FastAPI:
+    """An application without routes that answers errors in OpenAI's form."""
+    app = FastAPI(title="rlx", docs_url=None, redoc_url=None, openapi_url=None)
     for error in (
         RefusalError,
         InvalidRequestError,
@@ -104,6 +96,7 @@ def answer_errors(app: FastAPI) -> None:
         Exception,
     ):
         app.add_exception_handler(error, _answer_error)
+    return app
 
 
 def _require_model(model: ServedModel, name: str) -> None:
@@ -116,7 +109,7 @@ async def wait_for_outcome(outcome: Outcome[T], request: Request) -> T:
     """Waits for what was sampled, as long as the client does.
 
     Raises:
-        ClientGoneError: it closed the connection; its place in the queue is free again.
+        ClientGoneError: it closed the connection.
     """
     sampled = asyncio.wrap_future(outcome)
     leaving = asyncio.ensure_future(_wait_for_disconnect(request))
@@ -137,7 +130,6 @@ async def _wait_for_disconnect(request: Request) -> None:
 
 
 def send_answer(body: SamplingRequest, answer: TextAnswer | ChatAnswer) -> Response:
-    """Sends an answer whole, or as the chunks of a stream."""
     if not body.stream:
         return JSONResponse(answer.build_response())
     written = map(json.dumps, answer.iterate_chunks())
@@ -146,7 +138,6 @@ def send_answer(body: SamplingRequest, answer: TextAnswer | ChatAnswer) -> Respo
 
 
 async def _answer_error(request: Request, error: Exception) -> Response:
-    """Says what is wrong in OpenAI's form; the status is that of its own interface."""
     if isinstance(error, RefusalError):
         return build_fault(error.status, error.message, error.param, error.code)
     if isinstance(error, ClientGoneError):
@@ -170,7 +161,6 @@ async def _answer_error(request: Request, error: Exception) -> Response:
 
 
 def _describe_fault(error: RequestValidationError) -> tuple[str, str | None]:
-    """The first fault of a body, and the field at fault."""
     first = error.errors()[0]
     if first["type"] == "json_invalid":
         return f"the body is not JSON: {first['ctx']['error']}", None
@@ -185,15 +175,13 @@ def _describe_fault(error: RequestValidationError) -> tuple[str, str | None]:
 
 
 def _is_kind(part: Any) -> bool:
-    """Whether a part of a fault's place is none of the request: pydantic names the type of a union
-    that it tried."""
+    """Whether a part of a fault's place is the name of a type that pydantic tried."""
     return part == "str" or (isinstance(part, str) and not re.fullmatch(r"[A-Za-z_]+", part))
 
 
 def build_fault(
     status: int, message: str, param: str | None = None, code: str | None = None
 ) -> JSONResponse:
-    """Builds a response in OpenAI's form of errors."""
     kinds = {429: "rate_limit_error", 401: "authentication_error", 403: "permission_error"}
     kind = kinds.get(status, "server_error" if status >= 500 else "invalid_request_error")
     fault = {"message": message, "type": kind, "param": param, "code": code}
@@ -214,11 +202,8 @@ class _AccessGuard:
 
 
 def find_refusal(headers: Mapping[str, str], token: str | None) -> Response | None:
-    """Returns the refusal of a request by its headers, or None.
-
-    Without a token, a request must name this machine's loopback address and come from no web page:
-    a page of another site can make a browser send requests here.
-    """
+    """The refusal of a request by its headers, or None. Without a token it must name this machine's
+    loopback address and come from no web page, which can make a browser send requests here."""
     if token is None:
         if LOCAL_HOST.fullmatch(headers.get("host", "")) and "origin" not in headers:
             return None

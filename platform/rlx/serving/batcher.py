@@ -5,7 +5,6 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from threading import Condition, Thread
-from types import TracebackType
 from typing import Generic, Self, TypeVar
 
 from rlx.rollout import Completion, CompletionRequest
@@ -19,13 +18,8 @@ class QueueFullError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class SampledCompletion:
-    """A completion with what was asked for besides.
-
-    Attributes:
-        context: the tokens that it continues.
-        completion: what was sampled; no tokens where none were asked for.
-        logprobs: of the context's and the completion's tokens; None if not asked for.
-    """
+    """A completion, without tokens where none were asked for, of a context, with the
+    log-probabilities of both if these were asked for."""
 
     context: tuple[int, ...]
     completion: Completion
@@ -39,8 +33,7 @@ class SamplingJob:
     Attributes:
         requests: contexts, each with the seeds and the maximum length of its completions; with the
             maximum 0 nothing is sampled.
-        sampling: temperature, top_p, top_k and stop strings; its `max_new_tokens` is that of the
-            longest request.
+        sampling: its `max_new_tokens` is that of the longest request.
         likeliest: number of likeliest tokens at each place; None without log-probabilities.
     """
 
@@ -50,11 +43,9 @@ class SamplingJob:
 
     @property
     def rows(self) -> int:
-        """Number of completions."""
         return sum(len(request.seeds) for request in self.requests)
 
     def samples_like(self, other: "SamplingJob") -> bool:
-        """Whether the engine can sample both in one call."""
         update = {"max_new_tokens": self.sampling.max_new_tokens}
         return self.sampling == other.sampling.model_copy(update=update)
 
@@ -73,7 +64,6 @@ class Outcome(Future[T], Generic[T]):
         self.cancel()
 
     def is_abandoned(self) -> bool:
-        """Whether nobody waits for it any more."""
         return self._abandoned
 
 
@@ -85,17 +75,13 @@ JobOutcome = Outcome[SampledGroups]
 class Batcher:
     """A bounded queue of jobs, and the thread that samples them.
 
-    While jobs are sampled, others arrive: the next batch is the oldest of them with all those that
-    are sampled with the same settings. Every completion has a seed of its own, so that it does not
-    depend on the batch that it is sampled in.
+    The next batch is the oldest of the waiting jobs with all those that are sampled with the same
+    settings. Every completion has a seed of its own, so that it does not depend on its batch.
 
     Args:
         engine: used by the thread alone while the batcher is open.
         max_rows: completions sampled together.
         places: maximum number of completions of all jobs that wait or are sampled.
-
-    Attributes:
-        taken: places that are taken.
     """
 
     def __init__(self, engine: SamplingEngine, *, max_rows: int, places: int) -> None:
@@ -111,12 +97,7 @@ class Batcher:
         self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         with self._changed:
             self._is_closed = True
             left = [outcome for _, outcome in (*self._waiting, *self._sampled)]
@@ -126,8 +107,7 @@ class Batcher:
         self._thread.join()
 
     def submit(self, job: SamplingJob) -> JobOutcome:
-        """Queues a job; to abandon its outcome gives its place back, and ends its completions where
-        they are.
+        """Queues a job; to abandon its outcome gives its place back.
 
         Raises:
             QueueFullError: there is no place for it.
@@ -146,7 +126,6 @@ class Batcher:
         return outcome
 
     def _leave(self, job: SamplingJob, outcome: JobOutcome) -> None:
-        """Gives the places of a job back that has an outcome, or none that anybody waits for."""
         with self._changed:
             self.taken -= job.rows
             if outcome.cancelled():
@@ -195,7 +174,7 @@ class Batcher:
     def _sample(
         self, batch: Sequence[tuple[SamplingJob, JobOutcome]]
     ) -> list[list[tuple[SampledCompletion, ...]]]:
-        """Samples jobs of the same settings; returns the completions of each request of each."""
+        """The completions of each request of each job."""
         requests = [
             replace(request, is_abandoned=outcome.is_abandoned)
             for job, outcome in batch
@@ -238,7 +217,6 @@ class Batcher:
     def _compute_logprobs(
         self, jobs: Sequence[SamplingJob], completions: Sequence[tuple[Completion, ...]]
     ) -> Iterator[SequenceLogprobs]:
-        """Yields those of every completion of the jobs that ask for them."""
         asked: list[tuple[int, tuple[int, ...]]] = []
         groups = iter(completions)
         for job in jobs:

@@ -32,8 +32,6 @@ class _Body(BaseModel):
 
 
 class StreamOptions(_Body):
-    """Options of a streamed response."""
-
     include_usage: bool = False
     include_obfuscation: bool = False
     """Accepted without effect."""
@@ -100,12 +98,10 @@ class SamplingRequest(_Body):
 
     @property
     def choices(self) -> int:
-        """Number of choices per prompt."""
         return self.n or 1
 
     @property
     def includes_usage(self) -> bool:
-        """Whether a stream ends with the usage."""
         return self.stream_options is not None and self.stream_options.include_usage
 
 
@@ -134,7 +130,6 @@ class TextRequest(SamplingRequest):
 
     @property
     def prompts(self) -> list[str] | list[list[int]]:
-        """One or more prompts, all as text or all as tokens."""
         if isinstance(self.prompt, str):
             return [self.prompt]
         if isinstance(self.prompt[0], int):
@@ -143,7 +138,6 @@ class TextRequest(SamplingRequest):
 
     @property
     def likeliest(self) -> int | None:
-        """Number of likeliest tokens at each place; None without log-probabilities."""
         return self.logprobs
 
 
@@ -186,14 +180,13 @@ class ChatMessage(_Body):
 
     @property
     def text(self) -> str:
-        """The content as one text."""
         if isinstance(self.content, list):
             return "".join(part.text for part in self.content)
         return self.content or ""
 
     def to_template(self) -> dict[str, Any]:
-        """Returns the message as chat templates read it: a developer is the system, and a call's
-        arguments are an object."""
+        """The message as chat templates read it: a developer is the system, and a call's arguments
+        are an object."""
         role = "system" if self.role == "developer" else self.role
         message: dict[str, Any] = {"role": role, "content": self.text}
         for name in ("name", "reasoning_content", "tool_call_id"):
@@ -267,12 +260,10 @@ class ChatRequest(SamplingRequest):
 
     @property
     def likeliest(self) -> int | None:
-        """Number of likeliest tokens at each place; None without log-probabilities."""
         return (self.top_logprobs or 0) if self.logprobs else None
 
     @property
     def offered_tools(self) -> list[dict[str, Any]]:
-        """The tools that the model is shown, in OpenAI's form."""
         if self.tool_choice == "none" or not self.tools:
             return []
         return [tool.model_dump(exclude_none=True) for tool in self.tools]

@@ -1,13 +1,13 @@
-"""Builds OpenAI's responses as plain JSON, whole or as the chunks of a stream."""
+"""Builds OpenAI's responses as plain JSON, whole or as a stream with one chunk for each choice."""
 
 import secrets
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from rlx.serving.batcher import SampledCompletion
-from rlx.serving.protocol import ChatRequest, TextRequest
+from rlx.serving.protocol import ChatRequest, SamplingRequest, TextRequest
 from rlx.serving.served_model import (
     LEAST_LOGPROB,
     Reply,
@@ -36,15 +36,7 @@ def count_usage(groups: Groups) -> Json:
 
 @dataclass(frozen=True)
 class TextAnswer:
-    """The answer to a completion request.
-
-    Args:
-        model: the model.
-        request: the request.
-        prompts: its prompts, and for each
-        groups: what was sampled.
-        id: of the response.
-    """
+    """The answer to a completion request, with what was sampled for each of its prompts."""
 
     model: ServedModel
     request: TextRequest
@@ -54,59 +46,47 @@ class TextAnswer:
 
     def build_response(self) -> Json:
         """Builds the whole response."""
-        choices = [
-            _join_parts([*self._list_parts(index, prompt, sampled)])
-            for index, prompt, sampled in self._list_choices()
-        ]
-        return {**self._head(), "choices": choices, "usage": count_usage(self.groups)}
+        head = _build_head(self.id, "text_completion", self.model)
+        return {**head, "choices": [*self._list_choices()], "usage": count_usage(self.groups)}
 
     def iterate_chunks(self) -> Iterator[Json]:
-        """Yields the chunks of a stream: the prompt if it is repeated, a text for each token that
-        completes one, and the reason for its end."""
-        head = self._head()
-        for index, prompt, sampled in self._list_choices():
-            for part in self._list_parts(index, prompt, sampled):
-                yield {**head, "choices": [part]}
-        if self.request.includes_usage:
-            yield {**head, "choices": [], "usage": count_usage(self.groups)}
+        """Yields the chunks of a stream."""
+        head = _build_head(self.id, "text_completion", self.model)
+        return _iterate_chunks(head, self._list_choices(), self.request, self.groups)
 
-    def _head(self) -> Json:
-        return _build_head(self.id, "text_completion", self.model)
-
-    def _list_choices(self) -> Iterator[tuple[int, TokenizedPrompt, SampledCompletion]]:
-        index = 0
-        for prompt, group in zip(self.prompts, self.groups, strict=True):
-            for sampled in group:
-                yield index, prompt, sampled
-                index += 1
-
-    def _list_parts(
-        self, index: int, prompt: TokenizedPrompt, sampled: SampledCompletion
-    ) -> Iterator[Json]:
-        """Yields the parts of a choice; the last one has no text, but the reason for its end."""
-        reply = self.model.read_completion(sampled, self.request.stop)
-        before = 0
-        if self.request.echo:
-            tokens = self.model.list_prompt_tokens(sampled, prompt)
-            yield self._build_part(index, prompt.text, tokens, 0)
-            before = len(prompt.text)
-        for text, tokens in reply.split_pieces():
-            yield self._build_part(index, text, tokens, before)
-        end = self._build_part(index, "", (), before)
-        yield {**end, "finish_reason": reply.finish_reason, **_list_ids(self.request, reply)}
-
-    def _build_part(self, index: int, text: str, tokens: Sequence[ReplyToken], before: int) -> Json:
-        """A part of a choice, before whose own text there are `before` characters."""
-        logprobs: Json | None = None
-        if self.request.likeliest is not None:
-            wanted = self.request.likeliest > 0
-            logprobs = {
-                "tokens": [self.model.format_token(token.token_id) for token in tokens],
-                "token_logprobs": [token.logprob for token in tokens],
-                "top_logprobs": [self._format_likeliest(t) for t in tokens] if wanted else None,
-                "text_offset": [before + token.start for token in tokens],
+    def _list_choices(self) -> Iterator[Json]:
+        pairs = [
+            (prompt, sampled)
+            for prompt, group in zip(self.prompts, self.groups, strict=True)
+            for sampled in group
+        ]
+        for index, (prompt, sampled) in enumerate(pairs):
+            reply = self.model.read_completion(sampled, self.request.stop)
+            before, tokens = "", [(token, token.start) for token in reply.tokens]
+            if self.request.echo:
+                before = prompt.text
+                repeated = self.model.list_prompt_tokens(sampled, prompt)
+                tokens = [(token, token.start) for token in repeated]
+                tokens += [(token, len(before) + token.start) for token in reply.tokens]
+            yield {
+                "index": index,
+                "text": before + reply.text,
+                "logprobs": self._build_logprobs(tokens),
+                "finish_reason": reply.finish_reason,
+                **_list_ids(self.request, reply),
             }
-        return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": None}
+
+    def _build_logprobs(self, tokens: Sequence[tuple[ReplyToken, int]]) -> Json | None:
+        """Those of tokens, each with the number of characters before it."""
+        if self.request.likeliest is None:
+            return None
+        likeliest = [self._format_likeliest(token) for token, _ in tokens]
+        return {
+            "tokens": [self.model.format_token(token.token_id) for token, _ in tokens],
+            "token_logprobs": [token.logprob for token, _ in tokens],
+            "top_logprobs": likeliest if self.request.likeliest > 0 else None,
+            "text_offset": [offset for _, offset in tokens],
+        }
 
     def _format_likeliest(self, token: ReplyToken) -> dict[str, float] | None:
         """The likeliest tokens by their texts, of which the likelier counts if two have one text,
@@ -119,27 +99,9 @@ class TextAnswer:
         return found
 
 
-def _join_parts(parts: Sequence[Json]) -> Json:
-    """Joins the parts of a choice, the last of which says how it ended."""
-    joined = None
-    if (last := parts[-1]["logprobs"]) is not None:
-        joined = {
-            name: None if last[name] is None else [v for p in parts for v in p["logprobs"][name]]
-            for name in last
-        }
-    return {**parts[-1], "text": "".join(part["text"] for part in parts), "logprobs": joined}
-
-
 @dataclass(frozen=True)
 class ChatAnswer:
-    """The answer to a chat request.
-
-    Args:
-        model: the model.
-        request: the request.
-        group: what was sampled, one for each choice.
-        id: of the response.
-    """
+    """The answer to a chat request, with what was sampled for each choice."""
 
     model: ServedModel
     request: ChatRequest
@@ -148,31 +110,14 @@ class ChatAnswer:
 
     def build_response(self) -> Json:
         """Builds the whole response."""
-        choices = [
-            {
-                "index": index,
-                "message": message,
-                "logprobs": self._build_logprobs(reply.tokens),
-                **self._describe_end(reply, message),
-            }
-            for index, (reply, message) in enumerate(self.list_replies())
-        ]
         head = _build_head(self.id, "chat.completion", self.model)
+        choices = [*self._list_choices("message")]
         return {**head, "choices": choices, "usage": count_usage([self.group])}
 
     def iterate_chunks(self) -> Iterator[Json]:
-        """Yields the chunks of a stream: the role, a text for each token that completes one, or
-        the content and the calls of a message with calls, and the reason for its end."""
+        """Yields the chunks of a stream."""
         head = _build_head(self.id, "chat.completion.chunk", self.model)
-        for index, (reply, message) in enumerate(self.list_replies()):
-            choice = {"index": index, "logprobs": None, "finish_reason": None}
-            for delta, tokens in _split_message(reply, message):
-                logprobs = self._build_logprobs(tokens) if tokens else None
-                yield {**head, "choices": [{**choice, "delta": delta, "logprobs": logprobs}]}
-            end = {**choice, "delta": {}, **self._describe_end(reply, message)}
-            yield {**head, "choices": [end]}
-        if self.request.includes_usage:
-            yield {**head, "choices": [], "usage": count_usage([self.group])}
+        return _iterate_chunks(head, self._list_choices("delta"), self.request, [self.group])
 
     def list_replies(self) -> Iterator[tuple[Reply, Json]]:
         """Yields what was sampled for each choice, and the message that it is."""
@@ -180,9 +125,19 @@ class ChatAnswer:
             reply = self.model.read_completion(sampled, self.request.stop)
             yield reply, self.model.parse_message(reply, self.request.offered_tools)
 
-    def _describe_end(self, reply: Reply, message: Mapping[str, Any]) -> Json:
-        reason = "tool_calls" if "tool_calls" in message else reply.finish_reason
-        return {"finish_reason": reason, **_list_ids(self.request, reply)}
+    def _list_choices(self, name: str) -> Iterator[Json]:
+        for index, (reply, message) in enumerate(self.list_replies()):
+            calls = message.get("tool_calls", ())
+            if calls and name == "delta":
+                numbered = [{"index": number, **call} for number, call in enumerate(calls)]
+                message["tool_calls"] = numbered
+            yield {
+                "index": index,
+                name: message,
+                "logprobs": self._build_logprobs(reply.tokens),
+                "finish_reason": "tool_calls" if calls else reply.finish_reason,
+                **_list_ids(self.request, reply),
+            }
 
     def _build_logprobs(self, tokens: Sequence[ReplyToken]) -> Json | None:
         if self.request.likeliest is None:
@@ -206,22 +161,16 @@ class ChatAnswer:
         }
 
 
-def _split_message(
-    reply: Reply, message: Mapping[str, Any]
-) -> Iterator[tuple[Json, Sequence[ReplyToken]]]:
-    """Yields what a stream adds to a message, with the tokens that it is."""
-    yield {"role": "assistant", "content": ""}, ()
-    if message["content"] == reply.text:
-        for text, tokens in reply.split_pieces():
-            yield {"content": text}, tokens
-        return
-    calls = [{"index": number, **call} for number, call in enumerate(message.get("tool_calls", ()))]
-    names = ("content", "reasoning_content")
-    delta: Json = {name: message[name] for name in names if message.get(name) is not None}
-    yield {**delta, **({"tool_calls": calls} if calls else {})}, reply.tokens
+def _iterate_chunks(
+    head: Json, choices: Iterator[Json], request: SamplingRequest, groups: Groups
+) -> Iterator[Json]:
+    for choice in choices:
+        yield {**head, "choices": [choice]}
+    if request.includes_usage:
+        yield {**head, "choices": [], "usage": count_usage(groups)}
 
 
-def _list_ids(request: ChatRequest | TextRequest, reply: Reply) -> Json:
+def _list_ids(request: SamplingRequest, reply: Reply) -> Json:
     if not request.return_token_ids:
         return {}
     return {"prompt_token_ids": list(reply.prompt_ids), "token_ids": list(reply.token_ids)}

@@ -3,7 +3,7 @@
 import hashlib
 import json
 import secrets
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal, Protocol
@@ -27,11 +27,7 @@ LEAST_LOGPROB = -9999.0
 
 
 class InvalidRequestError(Exception):
-    """A request that the model cannot serve.
-
-    Attributes:
-        param: the field at fault; None if there are several.
-    """
+    """A request that the model cannot serve; `param` is the field at fault."""
 
     def __init__(self, message: str, param: str | None) -> None:
         super().__init__(message)
@@ -40,14 +36,8 @@ class InvalidRequestError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class ReplyToken:
-    """A token of a text with its log-probability.
-
-    Attributes:
-        token_id: the token.
-        start: characters of the text before it.
-        logprob: nats; None for the first token of all, and if not asked for.
-        likeliest: the likeliest tokens at its place.
-    """
+    """A token of a text, which begins after `start` characters, with its log-probability in nats
+    and the likeliest tokens at its place, if asked for."""
 
     token_id: int
     start: int
@@ -57,11 +47,9 @@ class ReplyToken:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What was sampled, as text.
+    """What was sampled, as text that ends before a stop string.
 
     Attributes:
-        text: ends before a stop string.
-        finish_reason: "length" if the token limit ended it.
         tokens: those of the text, and an end token; those of a stop string are left out.
         token_ids: all that were sampled.
         prompt_ids: all that they continue.
@@ -73,26 +61,10 @@ class Reply:
     token_ids: tuple[int, ...]
     prompt_ids: tuple[int, ...]
 
-    def split_pieces(self) -> Iterator[tuple[str, tuple[ReplyToken, ...]]]:
-        """Splits the text into what its tokens complete, with these tokens."""
-        ends = [*(token.start for token in self.tokens[1:]), len(self.text)]
-        first = 0
-        for number, end in enumerate(ends[: len(self.tokens)], start=1):
-            start = self.tokens[first].start
-            if end > start or number == len(self.tokens):
-                yield self.text[start:end], self.tokens[first:number]
-                first = number
-
 
 @dataclass(frozen=True, slots=True)
 class TokenizedPrompt:
-    """The prompt of a completion.
-
-    Attributes:
-        text: as it is repeated.
-        token_ids: what the model reads.
-        starts: characters of the text before each token.
-    """
+    """The prompt of a completion as it is repeated, its tokens, and the characters before each."""
 
     text: str
     token_ids: tuple[int, ...]
@@ -100,14 +72,8 @@ class TokenizedPrompt:
 
 
 class ServedPolicy(Protocol):
-    """What a served model needs of a policy, such as `rlx.model.Policy`.
-
-    Attributes:
-        tokenizer: of transformers, or a vocabulary.
-        dialogue: encodes and decodes dialogues.
-        end_ids: tokens that end a turn.
-        vocabulary: number of tokens that the model has.
-    """
+    """What a served model needs of a policy, such as `rlx.model.Policy`; `vocabulary` is the number
+    of tokens that the model has."""
 
     @property
     def tokenizer(self) -> Any: ...
@@ -127,8 +93,6 @@ class ServedModel:
     """A model as requests see it.
 
     Attributes:
-        name: name in requests and responses.
-        policy: tokenizer, dialogue format and limits.
         context_length: the engine's maximum length of a dialogue, in tokens.
         aliases: other names in requests.
         min_temperature: lowest temperature of the engine; 0 is always the likeliest tokens.
@@ -147,15 +111,9 @@ class ServedModel:
         return TokenBytes(self.policy.tokenizer)
 
     def is_named(self, name: str) -> bool:
-        """Whether a request's `model` is this one."""
         return name == self.name or name in self.aliases
 
     def encode_prompts(self, request: TextRequest) -> list[TokenizedPrompt]:
-        """Tokenizes the prompts of a completion request.
-
-        Raises:
-            InvalidRequestError: a prompt has no tokens, or some that the model lacks.
-        """
         return [self._encode_prompt(prompt) for prompt in request.prompts]
 
     def _encode_prompt(self, prompt: str | list[int]) -> TokenizedPrompt:
@@ -193,12 +151,8 @@ class ServedModel:
         after: Sequence[int],
         tools: Sequence[Mapping[str, Any]],
     ) -> tuple[int, ...]:
-        """Writes messages that follow a turn as the model reads them, up to the start of its next.
-
-        Args:
-            messages: those after the turn.
-            after: tokens of the turn.
-            tools: all tools of the request.
+        """Writes messages that follow the turn `after` as the model reads them, up to its next
+        turn.
 
         Raises:
             InvalidRequestError: the model's chat template refuses them.
@@ -209,10 +163,8 @@ class ServedModel:
             raise InvalidRequestError(str(error), "messages") from error
 
     def write_messages(self, messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
-        """Returns messages as chat templates read them.
-
-        Names of control tokens in what users and tools say are broken up, as in rollouts.
-        """
+        """Messages as chat templates read them; names of control tokens in what users and tools say
+        are broken up, as in rollouts."""
         written = [message.to_template() for message in messages]
         for message in written:
             if message["role"] in ("user", "tool"):
@@ -223,21 +175,11 @@ class ServedModel:
     def build_text_job(
         self, request: TextRequest, prompts: Sequence[TokenizedPrompt]
     ) -> SamplingJob:
-        """Builds what a completion request asks to be sampled.
-
-        Raises:
-            InvalidRequestError: the engine cannot sample it.
-        """
         limit = DEFAULT_TEXT_TOKENS if request.max_tokens is None else request.max_tokens
         limits = [self._limit_tokens(len(p.token_ids), limit, "max_tokens") for p in prompts]
         return self._build_job(request, [p.token_ids for p in prompts], limits, request.likeliest)
 
     def build_chat_job(self, request: ChatRequest, context: tuple[int, ...]) -> SamplingJob:
-        """Builds what a chat request asks to be sampled after `context`.
-
-        Raises:
-            InvalidRequestError: the engine cannot sample it.
-        """
         name = "max_tokens" if request.max_completion_tokens is None else "max_completion_tokens"
         asked = getattr(request, name)
         room = max(1, self.context_length - len(context))
@@ -305,13 +247,11 @@ class ServedModel:
     def list_prompt_tokens(
         self, sampled: SampledCompletion, prompt: TokenizedPrompt
     ) -> tuple[ReplyToken, ...]:
-        """Lists the tokens of a prompt, with what was computed of them."""
         return self._list_tokens(sampled, 0, prompt.starts)
 
     def _list_tokens(
         self, sampled: SampledCompletion, first: int, starts: Sequence[int]
     ) -> tuple[ReplyToken, ...]:
-        """The tokens from place `first` on, one for each of `starts`."""
         ids = sampled.context + sampled.completion.token_ids
         logprobs: Mapping[int, float] = {}
         likeliest: Mapping[int, tuple[tuple[int, float], ...]] = {}
@@ -339,11 +279,9 @@ class ServedModel:
             return "bytes:" + "".join(f"\\x{byte:02x}" for byte in content)
 
     def parse_message(self, reply: Reply, tools: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """The message of a reply in OpenAI's form, with its calls if the model was shown tools.
-
-        What cannot be read as a call stays in the content. The ids of calls are those of the same
-        calls in the same dialogue.
-        """
+        """The message of a reply in OpenAI's form, with its calls if the model was shown tools;
+        what cannot be read as a call stays in the content. Equal calls in equal dialogues have
+        equal ids."""
         message: dict[str, Any] = {"role": "assistant", "content": reply.text, "refusal": None}
         if not tools:
             return message
@@ -365,7 +303,6 @@ class ServedModel:
 
 
 def _list_starts(ends: Sequence[int]) -> list[int]:
-    """Characters before each token, from those up to its end."""
     return [0, *ends][: len(ends)]
 
 

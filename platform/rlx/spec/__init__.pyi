@@ -1,4 +1,4 @@
-from .base import LARGEST, FaultKind, KeyPath, get_at_path, list_yaml_keys
+from .base import LARGEST, FaultKind, KeyPath, get_at_path, has_path, list_yaml_keys
 from .contradictions import find_cautions, find_contradictions
 from .estimator import (
     PROFILES,
@@ -37,7 +37,7 @@ from .estimator import (
     Uniform,
     VinePpo,
 )
-from .experiment import PLUGIN_SECTIONS, EstimatorUse, ExperimentSpec, MaskUse
+from .experiment import PLUGIN_SECTIONS, PLUGIN_USES, EstimatorUse, ExperimentSpec, MaskUse
 from .loss import (
     Aggregate,
     ClipCovariance,
@@ -135,6 +135,7 @@ __all__ = [
     "LAUNCHERS",
     "OWN_SUITE",
     "PLUGIN_SECTIONS",
+    "PLUGIN_USES",
     "PROFILES",
     "SAMPLERS",
     "SCHEDULES",
@@ -251,6 +252,7 @@ __all__ = [
     "find_cautions",
     "find_contradictions",
     "get_at_path",
+    "has_path",
     "list_yaml_keys",
     "read_field_meanings",
 ]

@@ -1,7 +1,6 @@
 """What values of an experiment contradict each other, and which are probably unintended.
 
-Every value has been validated by its own model. What is found here is reported all at once, at the
-key that causes it and, where the file lacks that key, at the one that it contradicts.
+Each is reported at the key that causes it, or at the one that it contradicts.
 """
 
 import re
@@ -12,9 +11,16 @@ from rlx.plugin import LARGEST
 from rlx.spec.base import KeyPath, get_at_path
 from rlx.spec.experiment import ExperimentSpec
 from rlx.spec.model import TinyModelSpec, WarmStart
-from rlx.spec.reading import Diagnostic, build_error, build_warning, did_you_mean, suggest_name
+from rlx.spec.reading import (
+    Diagnostic,
+    build_error,
+    build_warning,
+    did_you_mean,
+    format_key_path,
+    suggest_name,
+)
 from rlx.spec.reward import EVERY_TURN, GlobalReward, TurnReward
-from rlx.spec.rollout import AgentRolloutSpec, EnvironmentRolloutSpec, MultiTurnRolloutSpec
+from rlx.spec.rollout import EnvironmentRolloutSpec, MultiTurnRolloutSpec
 from rlx.spec.training import CriticSpec, OptimizerSpec, VllmSamplerSpec
 
 _MOST_ROWS = 10**6
@@ -33,9 +39,9 @@ def find_contradictions(spec: ExperimentSpec) -> Iterator[Diagnostic]:
     """Yields contradictions between sections; contradictions introduced by a phase's `set` are not
     covered."""
     if _RUN_REFERENCE.fullmatch(spec.name):
-        yield build_error(
+        yield _refuse(
             ("name",),
-            f"name is {spec.name!r}, which commands read as a run's number or the newest run",
+            f"is {spec.name!r}, which commands read as a run's number or the newest run",
             f"choose another, such as 'run-{spec.name}'",
         )
     yield from _check_sizes(spec)
@@ -49,24 +55,28 @@ def find_contradictions(spec: ExperimentSpec) -> Iterator[Diagnostic]:
     yield from _check_sampling(spec)
 
 
+def _refuse(path: KeyPath, text: str, *helps: str, against: KeyPath = ()) -> Diagnostic:
+    """Returns the error whose message is the name of a setting and what is wrong with it."""
+    return build_error(path, f"{format_key_path(path)} {text}", *helps, against=against)
+
+
 # Sizes -----------------------------------------------------------------------------------------
 
 
 def _check_sizes(spec: ExperimentSpec) -> Iterator[Diagnostic]:
     if spec.steps > LARGEST:
-        yield build_error(
-            ("phases",), f"phases have {spec.steps} steps together, and a run has at most {LARGEST}"
-        )
+        text = f"have {spec.steps} steps together, and a run has at most {LARGEST}"
+        yield _refuse(("phases",), text)
     prompts = spec.rollout.prompts_per_step
     for section, parts in (
         ("optimizer", spec.optimizer.mini_batches),
         ("critic", spec.critic.mini_batches if spec.critic else 1),
     ):
         if parts > prompts:
-            yield build_error(
+            yield _refuse(
                 (section, "mini_batches"),
-                f"{section}.mini_batches is {parts}, but rollout.prompts_per_step is {prompts}: "
-                "a part would have no prompt",
+                f"is {parts}, but rollout.prompts_per_step is {prompts}: a part would have no "
+                "prompt",
                 against=("rollout", "prompts_per_step"),
             )
     if spec.rollout.rows_per_step > _MOST_ROWS:
@@ -91,18 +101,17 @@ def _check_spans(spec: ExperimentSpec) -> Iterator[Diagnostic]:
                 yield build_error(path, message, "name each tag once")
     bonus, declared = spec.loss.entropy, _list_spans(spec)
     if bonus is not None and bonus.span is not None and bonus.span not in declared:
-        yield _refuse_span("entropy", bonus.span, declared)
+        yield _refuse_span(("loss", "entropy", "span"), bonus.span, declared)
 
 
 def _list_spans(spec: ExperimentSpec) -> list[str]:
     return [span for turn in spec.rollout.turn_specs.values() for span in turn.spans]
 
 
-def _refuse_span(term: str, span: str, declared: list[str]) -> Diagnostic:
+def _refuse_span(path: KeyPath, span: str, declared: list[str]) -> Diagnostic:
     """Returns the error for a span of a term of the loss that no turn declares."""
-    shown = ", ".join(declared) or "no spans"
-    message = f"loss.{term}.span is {span!r}, but the turns declare {shown}"
-    return build_error(("loss", term, "span"), message, suggest_name(span, declared))
+    text = f"is {span!r}, but the turns declare {', '.join(declared) or 'no spans'}"
+    return _refuse(path, text, suggest_name(span, declared))
 
 
 # Rewards ---------------------------------------------------------------------------------------
@@ -114,9 +123,9 @@ def _check_rewards(spec: ExperimentSpec) -> Iterator[Diagnostic]:
         yield from _check_teacher(spec)
     if not turn and not whole:
         if spec.learns_from_rewards:
-            yield build_error(
+            yield _refuse(
                 ("rewards",),
-                "rewards is empty: name at least one under rewards.turn",
+                "is empty: name at least one under rewards.turn",
                 "to learn from model.reference alone, add `loss: {kl: {coefficient: 1}}`"
                 if spec.model.reference is not None
                 else "",
@@ -139,10 +148,9 @@ def _check_rewards(spec: ExperimentSpec) -> Iterator[Diagnostic]:
         )
     for name in whole:
         if name in turn:
-            yield build_error(
+            yield _refuse(
                 ("rewards", "global", name),
-                f"rewards.global.{name} has the name of a turn reward, so records could not tell "
-                "them apart",
+                "has the name of a turn reward, so records could not tell them apart",
                 "rename one of them",
                 against=("rewards", "turn", name),
             )
@@ -152,29 +160,25 @@ def _check_rewards(spec: ExperimentSpec) -> Iterator[Diagnostic]:
         if isinstance(spec.rollout, EnvironmentRolloutSpec) or reward.turn == EVERY_TURN:
             continue
         if reward.turn not in turns:
-            message = (
-                f"rewards.turn.{name}.turn is {reward.turn!r}, but schedule "
-                f"{spec.rollout.schedule!r} has only {', '.join(turns)}"
-            )
-            yield build_error(
-                ("rewards", "turn", name, "turn"), message, suggest_name(reward.turn, turns)
-            )
+            text = f"is {reward.turn!r}, but schedule {spec.rollout.schedule!r} has only "
+            path = ("rewards", "turn", name, "turn")
+            yield _refuse(path, text + ", ".join(turns), suggest_name(reward.turn, turns))
     all_rewards: dict[str, _AnyReward] = {**whole, **turn}
     for name, one in all_rewards.items():
         for key, other in _list_read_rewards(one).items():
             yield from _check_reward_reference(name, key, other, all_rewards, turns)
         if isinstance(one, TurnReward) and one.over != "path" and one.of is None:
-            yield build_error(
+            yield _refuse(
                 ("rewards", "turn", name, "over"),
-                f"rewards.turn.{name}.over is {one.over!r}, but the reward has no `of` to read",
+                f"is {one.over!r}, but the reward has no `of` to read",
                 "name the reward that it reads under `of`",
             )
     yield from _check_reward_cycles(all_rewards)
     yield from _check_evaluation_judge(spec)
     if _HELD_OUT in spec.evaluation.variants:
-        yield build_error(
+        yield _refuse(
             ("evaluation", "variants", _HELD_OUT),
-            f"evaluation.variants.{_HELD_OUT} has the name of the task's own held-out set",
+            "has the name of the task's own held-out set",
             "choose another name",
         )
 
@@ -182,16 +186,16 @@ def _check_rewards(spec: ExperimentSpec) -> Iterator[Diagnostic]:
 def _check_teacher(spec: ExperimentSpec) -> Iterator[Diagnostic]:
     """Yields what reads rewards in an experiment that learns from a teacher alone."""
     if spec.rollout.dynamic_sampling is not None:
-        yield build_error(
+        yield _refuse(
             ("rollout", "dynamic_sampling"),
-            "rollout.dynamic_sampling keeps prompts whose rewards differ, and no reward is summed",
+            "keeps prompts whose rewards differ, and no reward is summed",
             "drop it: every prompt teaches",
             against=("model", "reference"),
         )
     if spec.probe is not None and not (spec.rewards.turn or spec.rewards.global_):
-        yield build_error(
+        yield _refuse(
             ("probe",),
-            "probe needs a reward that says whether an answer is correct, and there is none",
+            "needs a reward that says whether an answer is correct, and there is none",
             "record one without summing it: a name that begins with '_'",
             against=("model", "reference"),
         )
@@ -213,37 +217,33 @@ def _check_reward_reference(
     """Checks one `of` or `requires`; cycles are checked separately."""
     mine, theirs = rewards[name], rewards.get(other)
     path = (*_get_reward_path(name, mine), key)
-    label = ".".join(path)
     within = isinstance(mine, TurnReward)
     known = [n for n, r in rewards.items() if not within or isinstance(r, TurnReward)]
     if other == name:
-        yield build_error(
-            path, f"{label} is the reward itself", f"name another reward, or drop `{key}`"
-        )
+        yield _refuse(path, "is the reward itself", f"name another reward, or drop `{key}`")
     elif theirs is None or (within and not isinstance(theirs, TurnReward)):
         what = "a turn reward" if within else "a reward"
-        message = f"{label} is {other!r}, which is not {what}; there are: {', '.join(known)}"
-        yield build_error(path, message, suggest_name(other, (n for n in known if n != name)))
+        text = f"is {other!r}, which is not {what}; there are: {', '.join(known)}"
+        yield _refuse(path, text, suggest_name(other, (n for n in known if n != name)))
     elif isinstance(mine, TurnReward) and isinstance(theirs, TurnReward):
         if not (mine.turn in turns and theirs.turn in turns):
             return
         over = mine.over if key == "of" else "path"
         is_later = turns.index(theirs.turn) > turns.index(mine.turn)
         if over == "path" and is_later:
-            message = (
-                f"{label} is {other!r}, which scores a later turn: {theirs.turn} after {mine.turn}"
-            )
+            text = f"is {other!r}, which scores a later turn: {theirs.turn} after {mine.turn}"
             help_ = "a reward reads rewards of its own turn and of earlier ones"
             if key == "of":
                 help_ += "; `over: below` reads the mean over the turns below"
-            yield build_error(path, message, help_)
+            yield _refuse(path, text, help_)
         elif over == "below" and not is_later:
-            message = (
-                f"{label} is {other!r}, which scores {theirs.turn} turns, and over is 'below': "
-                f"none of them is below {mine.turn} turns"
+            yield _refuse(
+                path,
+                f"is {other!r}, which scores {theirs.turn} turns, and over is 'below': none of "
+                f"them is below {mine.turn} turns",
+                "`over: path` reads the turn itself and earlier ones, `over: prompt` all",
+                against=(*path[:-1], "over"),
             )
-            help_ = "`over: path` reads the turn itself and earlier ones, `over: prompt` all"
-            yield build_error(path, message, help_, against=(*path[:-1], "over"))
 
 
 def _check_reward_cycles(rewards: Mapping[str, _AnyReward]) -> Iterator[Diagnostic]:
@@ -260,8 +260,8 @@ def _check_reward_cycles(rewards: Mapping[str, _AnyReward]) -> Iterator[Diagnost
         names = [*circle[at:], *circle[:at], first]
         key = reads[first][names[1]]
         path = (*_get_reward_path(first, rewards[first]), key)
-        message = f"{'.'.join(path)} forms a cycle: {' → '.join(names)}"
-        yield build_error(path, message, "a reward is computed after the rewards that it reads")
+        text = f"forms a cycle: {' → '.join(names)}"
+        yield _refuse(path, text, "a reward is computed after the rewards that it reads")
         reads = {name: others for name, others in reads.items() if name not in circle}
 
 
@@ -318,17 +318,17 @@ def _check_probe(spec: ExperimentSpec) -> Iterator[Diagnostic]:
     first, *_ = spec.rollout.list_levels()
     spans = first.turn.spans
     if first.kind != spec.rollout.answer_turn:
-        yield build_error(
+        yield _refuse(
             ("probe",),
-            f"probe continues the first turn, which is a {first.kind} here, not an answer",
+            f"continues the first turn, which is a {first.kind} here, not an answer",
             "drop `probe`, or let the first level answer",
             against=("rollout", *first.at),
         )
         return
     if isinstance(spec.rollout, MultiTurnRolloutSpec):
-        yield build_error(
+        yield _refuse(
             ("probe",),
-            "probe needs the reasoning and the answer in one turn: schedule "
+            "needs the reasoning and the answer in one turn: schedule "
             f"{spec.rollout.schedule!r} has several turns",
             "drop `probe`, or choose another schedule",
             against=("rollout", "schedule"),
@@ -344,25 +344,25 @@ def _check_probe(spec: ExperimentSpec) -> Iterator[Diagnostic]:
         )
     span: str | None = spec.probe.span
     if span not in spans:
-        message = (
-            f"probe.span is {span!r}, but {first.key}.spans has "
-            f"{', '.join(spans) or 'none'}: there would be no reasoning to cut"
+        text = (
+            f"is {span!r}, but {first.key}.spans has {', '.join(spans) or 'none'}: there would be "
+            "no reasoning to cut"
         )
-        yield build_error(("probe", "span"), message, suggest_name(spec.probe.span, spans))
+        yield _refuse(("probe", "span"), text, suggest_name(spec.probe.span, spans))
         span = did_you_mean(spec.probe.span, spans)  # what was probably meant
     if span is not None and f"</{span}>" not in spec.probe.force:
-        yield build_error(
+        yield _refuse(
             ("probe", "force"),
-            f"probe.force is {spec.probe.force!r}, which does not end the reasoning with </{span}>",
+            f"is {spec.probe.force!r}, which does not end the reasoning with </{span}>",
             f"force: '</{span}><answer>'",
             against=("probe", "span"),
         )
     name = spec.probe.close.strip("</>")
     if spec.probe.close != f"</{name}>" or not spec.probe.force.rstrip().endswith(f"<{name}>"):
-        yield build_error(
+        yield _refuse(
             ("probe", "close"),
-            f"probe.close is {spec.probe.close!r}, which is not the closing tag of what probe.force"
-            f" opens, {spec.probe.force!r}",
+            f"is {spec.probe.close!r}, which is not the closing tag of what probe.force opens, "
+            f"{spec.probe.force!r}",
             "force: '</think><answer>' goes with close: '</answer>'",
             against=("probe", "force"),
         )
@@ -370,20 +370,17 @@ def _check_probe(spec: ExperimentSpec) -> Iterator[Diagnostic]:
 
 def _check_rank_counts(spec: ExperimentSpec) -> Iterator[Diagnostic]:
     ranks = spec.runner.ranks
-    shared = {("evaluation", "problems"): spec.evaluation.problems}
+    shared: dict[KeyPath, int] = {("evaluation", "problems"): spec.evaluation.problems}
     if spec.probe is not None:
         shared["probe", "problems"] = spec.probe.problems
     if not all(phase.set for phase in spec.phases):
         shared["rollout", "prompts_per_step"] = spec.rollout.prompts_per_step
     for path, count in shared.items():
         if ranks > count:
-            name = ".".join(path)
-            message = (
-                f"{name} is {count}, but runner.ranks is {ranks}: a rank would have nothing to "
-                "sample"
-            )
+            text = f"is {count}, but runner.ranks is {ranks}: a rank would have nothing to sample"
+            name = format_key_path(path)
             help_ = f"set {name} to {ranks} or more, or runner.ranks to {count} or fewer"
-            yield build_error(path, message, help_, against=("runner", "ranks"))
+            yield _refuse(path, text, help_, against=("runner", "ranks"))
 
 
 def _check_positions(spec: ExperimentSpec) -> Iterator[Diagnostic]:
@@ -393,21 +390,20 @@ def _check_positions(spec: ExperimentSpec) -> Iterator[Diagnostic]:
     total, room = sum(budgets.values()), spec.model.max_position
     first = next(iter(budgets.values()))
     if spec.probe is not None and first + spec.probe.max_new_tokens >= room > total:
-        yield build_error(
+        yield _refuse(
             ("probe", "max_new_tokens"),
-            f"probe.max_new_tokens is {spec.probe.max_new_tokens}, after reasoning of up to "
-            f"{first} tokens: with a prompt, they do not fit into model.max_position "
-            f"{room}",
+            f"is {spec.probe.max_new_tokens}, after reasoning of up to {first} tokens: with a "
+            f"prompt, they do not fit into model.max_position {room}",
             "lower it, or raise model.max_position",
             against=("model", "max_position"),
         )
     if total >= room:
         turns = ", ".join(f"{turn} {budget}" for turn, budget in budgets.items())
         longest = max(spec.rollout.list_levels(), key=lambda level: budgets[level.kind])
-        yield build_error(
+        yield _refuse(
             ("model", "max_position"),
-            f"model.max_position is {room}, but the turns may take {total} tokens ({turns}), which "
-            "leaves no room for a prompt",
+            f"is {room}, but the turns may take {total} tokens ({turns}), which leaves no room for "
+            "a prompt",
             f"set max_position to {total} plus the length of the longest prompt, or lower "
             "max_new_tokens",
             against=("rollout", *longest.at, "max_new_tokens"),
@@ -422,48 +418,43 @@ def _check_expected_score(spec: ExperimentSpec) -> Iterator[Diagnostic]:
     if expected is None:
         return
     if isinstance(spec.rollout, MultiTurnRolloutSpec):
-        yield build_error(
+        yield _refuse(
             ("loss", "expected"),
-            "loss.expected needs one confidence and one label per row: schedule "
-            f"{spec.rollout.schedule!r} has several turns in a row",
+            f"needs one confidence and one label per row: schedule {spec.rollout.schedule!r} has "
+            "several turns in a row",
             "drop `loss.expected`, or choose another schedule",
             against=("rollout", "schedule"),
         )
         return
     turns, rewards, spans = spec.rollout.turn_specs, spec.rewards.turn, _list_spans(spec)
     if expected.span not in spans:
-        yield _refuse_span("expected", expected.span, spans)
+        yield _refuse_span(("loss", "expected", "span"), expected.span, spans)
         return
     label = rewards.get(expected.of)
     if label is None:
-        message = (
-            f"loss.expected.of is {expected.of!r}, which is not a turn reward; there are: "
-            f"{', '.join(rewards) or 'none'}"
-        )
-        yield build_error(("loss", "expected", "of"), message, suggest_name(expected.of, rewards))
+        text = f"is {expected.of!r}, which is not a turn reward; there are: "
+        text += ", ".join(rewards) or "none"
+        yield _refuse(("loss", "expected", "of"), text, suggest_name(expected.of, rewards))
         return
     order = list(turns)
     states = max(order.index(name) for name, turn in turns.items() if expected.span in turn.spans)
     if label.turn in order and order.index(label.turn) > states:
-        message = (
-            f"loss.expected.of is {expected.of!r}, which scores {label.turn} turns, after the "
-            f"{order[states]} that states the {expected.span}"
-        )
-        help_ = (
+        yield _refuse(
+            ("loss", "expected", "of"),
+            f"is {expected.of!r}, which scores {label.turn} turns, after the {order[states]} that "
+            f"states the {expected.span}",
             "what would have been answered after another value is unknown: drop `loss.expected`, "
-            "and sample several confidences"
+            "and sample several confidences",
         )
-        yield build_error(("loss", "expected", "of"), message, help_)
 
 
 def _check_loss(spec: ExperimentSpec) -> Iterator[Diagnostic]:
     loss, adaptive, rows = spec.loss, spec.credit.kl_adaptive, spec.rollout.rows_per_step
     if adaptive is not None and 0.2 * rows >= adaptive.horizon:
-        yield build_error(
+        yield _refuse(
             ("credit", "kl_adaptive", "horizon"),
-            f"credit.kl_adaptive.horizon is {adaptive.horizon:g}, but a step has up to {rows} "
-            "rollouts: β would be multiplied by 1 - 0.2 · rollouts / horizon, which is not "
-            "positive",
+            f"is {adaptive.horizon:g}, but a step has up to {rows} rollouts: β would be multiplied "
+            "by 1 - 0.2 · rollouts / horizon, which is not positive",
             "the horizon counts rollouts, not steps; the original method uses 10000",
         )
     if loss.kl is not None and spec.credit.use_kl_in_reward:
@@ -474,26 +465,26 @@ def _check_loss(spec: ExperimentSpec) -> Iterator[Diagnostic]:
             against=("credit", "use_kl_in_reward"),
         )
     if loss.correction is not None and loss.old_logprobs != "learner":
-        yield build_error(
+        yield _refuse(
             ("loss", "correction"),
-            "loss.correction weighs the learner's old log-probabilities against the sampler's, but "
+            "weighs the learner's old log-probabilities against the sampler's, but "
             f"loss.old_logprobs is {loss.old_logprobs!r}: they would be identical",
             "`old_logprobs: learner` computes them",
             against=("loss", "old_logprobs"),
         )
     if loss.surrogate in ("dppo_tv", "dppo_kl") and loss.ratio != "token":
-        yield build_error(
+        yield _refuse(
             ("loss", "ratio"),
-            f"loss.ratio is {loss.ratio!r}, but loss.surrogate {loss.surrogate!r} compares the "
-            "probabilities of single tokens",
+            f"is {loss.ratio!r}, but loss.surrogate {loss.surrogate!r} compares the probabilities "
+            "of single tokens",
             "use `ratio: token`, or another surrogate",
             against=("loss", "surrogate"),
         )
     if loss.constant_length is not None and loss.aggregate != "constant":
-        yield build_error(
+        yield _refuse(
             ("loss", "constant_length"),
-            f"loss.constant_length is {loss.constant_length}, but loss.aggregate "
-            f"{loss.aggregate!r} does not divide by a constant",
+            f"is {loss.constant_length}, but loss.aggregate {loss.aggregate!r} does not divide by "
+            "a constant",
             "use `aggregate: constant`, or drop `constant_length`",
             against=("loss", "aggregate"),
         )
@@ -507,9 +498,9 @@ def _check_sampling(spec: ExperimentSpec) -> Iterator[Diagnostic]:
     rollout that self-play cannot have."""
     sampler = spec.sampler
     if spec.runner.device == "cpu" and sampler.needs_gpu:
-        yield build_error(
+        yield _refuse(
             ("sampler", "engine"),
-            f"sampler.engine is {sampler.engine}, which needs a GPU",
+            f"is {sampler.engine}, which needs a GPU",
             "choose another engine",
             against=("runner", "device"),
         )
@@ -517,10 +508,9 @@ def _check_sampling(spec: ExperimentSpec) -> Iterator[Diagnostic]:
     for level in spec.rollout.list_levels():
         temperature = level.turn.temperature
         if temperature < sampler.min_temperature:
-            yield build_error(
+            yield _refuse(
                 ("rollout", *level.at, "temperature"),
-                f"{level.key}.temperature is {temperature:g}, but {engine} allows none "
-                f"below {sampler.min_temperature:g}",
+                f"is {temperature:g}, but {engine} allows none below {sampler.min_temperature:g}",
                 "for greedy decoding, use top_k: 1",
                 against=("sampler", "engine"),
             )
@@ -532,9 +522,9 @@ def _check_sampling(spec: ExperimentSpec) -> Iterator[Diagnostic]:
         ("dynamic_sampling", "it would drop the rollouts of one player of a game"),
     ):
         if getattr(rollout, key) is not None:
-            yield build_error(
+            yield _refuse(
                 ("rollout", key),
-                f"rollout.{key} does not go with rollout.self_play: {why}",
+                f"does not go with rollout.self_play: {why}",
                 "drop one of them",
                 against=("rollout", "self_play"),
             )
@@ -552,12 +542,6 @@ def find_cautions(spec: ExperimentSpec) -> Iterator[Diagnostic]:
         yield from _check_warmup(("optimizer",), spec.optimizer, phase.steps, whole)
     if critic is not None:
         yield from _check_warmup(("critic",), critic, spec.steps, "the run")
-        if critic.lead_steps >= spec.steps:
-            yield build_warning(
-                ("critic", "lead_steps"),
-                f"critic.lead_steps is {critic.lead_steps}, and the run takes {spec.steps} steps: "
-                "the policy never learns",
-            )
     if warm is not None:
         yield from _check_warmup(("model", "warm_start"), warm, warm.steps, "the warm start")
     adams = {("optimizer",): spec.optimizer, ("critic",): critic, ("model", "warm_start"): warm}
@@ -570,12 +554,17 @@ def find_cautions(spec: ExperimentSpec) -> Iterator[Diagnostic]:
                 "1e-6 is usual for a pretrained model and 1e-3 for a tiny one",
             )
     yield from _check_replaced_sections(spec)
-    yield from _check_time_limits(spec)
     if plain:
         yield from _check_turn_sampling(spec)
-        yield from _check_turn_tags(spec)
-        yield from _check_loss_values(spec)
         yield from _check_kl_settings(spec)
+        low, high = spec.loss.clip
+        if spec.loss.surrogate in ("clip", "cispo") and 0.5 <= low < 1 < high < 2:
+            yield build_warning(
+                ("loss", "clip"),
+                f"loss.clip is [{low:g}, {high:g}], distances from 1: the ratio is clipped to "
+                f"[{1 - low:g}, {1 + high:g}]",
+                f"for the bounds {low:g} and {high:g} write [{1 - low:g}, {high - 1:g}]",
+            )
 
 
 def _check_warmup(
@@ -630,12 +619,6 @@ def _check_kl_settings(spec: ExperimentSpec) -> Iterator[Diagnostic]:
                     f"credit.{key} has no effect: KL is not part of the reward",
                     "set `credit.use_kl_in_reward: true` to include it",
                 )
-    elif credit.kl_coef == 0:
-        yield build_warning(
-            ("credit", "kl_coef"),
-            "credit.kl_coef is 0, so KL does not affect the reward"
-            + (": β is adapted by multiplication and stays 0" if credit.kl_adaptive else ""),
-        )
     if spec.model.reference is not None and penalty is None and not credit.use_kl_in_reward:
         yield build_warning(
             ("model", "reference"),
@@ -649,61 +632,6 @@ def _check_kl_settings(spec: ExperimentSpec) -> Iterator[Diagnostic]:
             "expectation",
             "k2 has the gradient of the KL; k1 belongs in the reward",
         )
-
-
-def _check_time_limits(spec: ExperimentSpec) -> Iterator[Diagnostic]:
-    """Yields calls of plugins that may take longer than a run may be without progress."""
-    most = spec.runner.hang_after
-    named = most != type(spec.runner).model_fields["hang_after"].default
-    rewards: dict[str, _AnyReward] = {**spec.rewards.global_, **spec.rewards.turn}
-    limits: dict[KeyPath, float] = {
-        (*_get_reward_path(name, reward), "deadline"): reward.deadline
-        for name, reward in rewards.items()
-    }
-    if isinstance(spec.rollout, EnvironmentRolloutSpec):
-        deadline = spec.rollout.environment.deadline
-        limits["rollout", "environment", "deadline"] = 0.0 if deadline is None else deadline
-    if isinstance(spec.rollout, AgentRolloutSpec):
-        limits["rollout", "deadline"] = spec.rollout.deadline
-    path, longest = max(limits.items(), key=lambda item: item[1], default=((), 0.0))
-    if longest >= most:
-        yield build_warning(
-            ("runner", "hang_after") if named else path,
-            f"runner.hang_after is {most:g} and {'.'.join(map(str, path))} {longest:g}: while one "
-            "call takes that long, the run is killed as hung",
-            "both are in seconds",
-            against=path,
-        )
-
-
-def _check_loss_values(spec: ExperimentSpec) -> Iterator[Diagnostic]:
-    """Yields bounds of the ratio where its distances from 1 are meant, and updates that fit
-    neither the batch nor the surrogate."""
-    low, high = spec.loss.clip
-    if spec.loss.surrogate in ("clip", "cispo") and 0.5 <= low < 1 < high < 2:
-        yield build_warning(
-            ("loss", "clip"),
-            f"loss.clip is [{low:g}, {high:g}], distances from 1: the ratio is clipped to "
-            f"[{1 - low:g}, {1 + high:g}]",
-            f"for the bounds {low:g} and {high:g} write [{1 - low:g}, {high - 1:g}]",
-        )
-    parts, prompts = spec.optimizer.mini_batches, spec.rollout.prompts_per_step
-    if parts < prompts and prompts % parts:
-        yield build_warning(
-            ("optimizer", "mini_batches"),
-            f"optimizer.mini_batches {parts} does not divide rollout.prompts_per_step {prompts}: "
-            f"parts of {prompts // parts + 1} and of {prompts // parts} prompts count the same",
-            against=("rollout", "prompts_per_step"),
-        )
-    for name in ("updates_per_rollout", "mini_batches"):
-        count = getattr(spec.optimizer, name)
-        if spec.loss.surrogate == "none" and count > 1:
-            yield build_warning(
-                ("loss", "surrogate"),
-                f"loss.surrogate is 'none', and optimizer.{name} is {count}: nothing bounds the "
-                "ratio after the first update",
-                against=("optimizer", name),
-            )
 
 
 def _check_turn_sampling(spec: ExperimentSpec) -> Iterator[Diagnostic]:
@@ -722,42 +650,3 @@ def _check_turn_sampling(spec: ExperimentSpec) -> Iterator[Diagnostic]:
                 ("rollout", *level.at, "template"),
                 f"{level.key}.template has no {{prompt}}: the model never sees the problem",
             )
-
-
-_TAG = re.compile(r"<(/?)([A-Za-z_][\w-]*)>")
-
-
-def _check_turn_tags(spec: ExperimentSpec) -> Iterator[Diagnostic]:
-    """Yields tags around turns that are no spans of theirs, and examples without any span."""
-    for level in spec.rollout.list_levels():
-        spans = level.turn.spans
-        given = [("prefix", level.turn.prefix, ""), *(("stop", s, "/") for s in level.turn.stop)]
-        for key, text, slash in given:
-            for name in (n for mark, n in _TAG.findall(text) if mark == slash and spans):
-                if name not in spans:
-                    verb = "ends at" if slash else "begins with"
-                    yield build_warning(
-                        ("rollout", *level.at, key),
-                        f"{level.kind} {verb} <{slash}{name}>, and {level.key}.spans has "
-                        f"{', '.join(spans)}: rewards may look for other tags",
-                        suggest_name(name, spans),
-                    )
-    first, *_ = spec.rollout.list_levels()
-    for number, example in enumerate(spec.rollout.examples):
-        ends = [name for mark, name in _TAG.findall(example.assistant) if mark]
-        # an example of another turn has tags of its own
-        others = [name for name in ends if not did_you_mean(name, first.turn.spans)]
-        if first.turn.spans and not others and not set(ends) & set(first.turn.spans):
-            yield build_warning(
-                ("rollout", "examples", number, "assistant"),
-                f"rollout.examples.{number}.assistant has none of the spans "
-                f"{', '.join(first.turn.spans)}, which {first.key}.spans names",
-                "show the form that rewards read",
-            )
-    if spec.probe is not None and (name := spec.probe.close.strip("</>")) not in first.turn.spans:
-        yield build_warning(
-            ("probe", "close"),
-            f"probe.close ends a span {name!r}, but {first.key}.spans has "
-            f"{', '.join(first.turn.spans) or 'none'}: rewards may look for the answer elsewhere",
-            suggest_name(spec.probe.close, (f"</{span}>" for span in first.turn.spans)),
-        )

@@ -85,14 +85,18 @@ class _NormalizingEstimator(_GroupEstimator):
         return self.ddof
 
 
-class Grpo(_NormalizingEstimator):
+class _AnyNormalization(_NormalizingEstimator):
+    normalize: Normalize = "std"
+    """std divides by the standard deviation of what is compared, center does not. leave_one_out
+    subtracts the mean of the others. batch_std divides by the standard deviation of the whole
+    batch."""
+
+
+class Grpo(_AnyNormalization):
     """Score minus the group mean, divided by the group's standard deviation unless centered."""
 
     implementation: ClassVar[str] = "rlx.credit:estimate_grpo"
 
-    normalize: Normalize = "std"
-    """std divides by the group's standard deviation, center does not. leave_one_out subtracts the
-    mean of the others. batch_std divides by the standard deviation of all scores of the batch."""
     baseline: Baseline = "siblings"
     """siblings: compare rows that continue the same turn. prompt: all rows of the prompt on the
     same level."""
@@ -124,16 +128,12 @@ class Grpo(_NormalizingEstimator):
         return MultiturnGrpo(**self.model_dump(include=set(MultiturnGrpo.model_fields)))
 
 
-class Gdpo(_NormalizingEstimator):
+class Gdpo(_AnyNormalization):
     """Each named reward normalized on its own within its group, then their weighted sum."""
 
     implementation: ClassVar[str] = "rlx.credit:estimate_gdpo"
     reads: ClassVar[Reading] = "turns"
 
-    normalize: Normalize = "std"
-    """For each reward: std divides by the group's standard deviation, center does not.
-    leave_one_out subtracts the mean of the others. batch_std divides by the standard deviation of
-    all rewards of the batch."""
     renormalize: Literal["rows", "tokens", "none"] = "rows"
     """rows: normalize the sum over the rows of the batch, as published. tokens: whiten it over the
     batch's tokens (verl). none: leave it."""
@@ -235,29 +235,23 @@ class MtGrpo(_NormalizingEstimator):
     """Multiplies the advantage of the first turn."""
 
 
-class Gigpo(_NormalizingEstimator):
+class Gigpo(_AnyNormalization):
     """Rollouts compared with rollouts of the prompt, plus turns with turns from the same state."""
 
     implementation: ClassVar[str] = "rlx.credit:estimate_gigpo"
     reads: ClassVar[Reading] = "turns"
 
     normalize: Normalize = "center"
-    """std divides by the standard deviation, center does not. leave_one_out subtracts the mean of
-    the others. batch_std divides by the standard deviation of all rewards of the batch."""
     gamma: float = Field(0.95, ge=0, le=1)
     """Discount per turn."""
     omega: float = 1.0
     """Multiplies the turn advantages."""
 
 
-class TreeGrpo(_NormalizingEstimator):
+class TreeGrpo(_AnyNormalization):
     """A leaf compared with all leaves of its prompt, plus with its siblings."""
 
     implementation: ClassVar[str] = "rlx.credit:estimate_tree_grpo"
-
-    normalize: Normalize = "std"
-    """std divides by the standard deviation, center does not. leave_one_out subtracts the mean of
-    the others. batch_std divides by the standard deviation of all scores of the batch."""
 
 
 class ReinforcePlusPlusBaseline(_GroupEstimator):
@@ -269,14 +263,11 @@ class ReinforcePlusPlusBaseline(_GroupEstimator):
     """Whiten to mean 0 and variance 1 over the batch's tokens."""
 
 
-class TwoLevel(_NormalizingEstimator):
+class TwoLevel(_AnyNormalization):
     """Answers compared within their prompt, confidences within their answer (RLCR in two turns)."""
 
     implementation: ClassVar[str] = "rlx.credit:estimate_two_level"
 
-    normalize: Normalize = "std"
-    """For answers: std divides by the standard deviation, center does not. leave_one_out subtracts
-    the mean of the others. batch_std divides by the standard deviation of all answers."""
     baseline: Baseline = "siblings"
     """For answers: compare those that continue the same turn, or all of the prompt."""
     confidence: ConfidenceSpec = ConfidenceSpec.model_construct()

@@ -5,20 +5,25 @@ import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass
-from typing import Any, Final, Self
+from typing import Any, Final, NamedTuple, Self
 
 from pydantic import Field, ValidationError, field_validator
 from pydantic_core import to_json
 
 from rlx.errors import SpecError
 from rlx.plugin import PluginSection, Schedule, StrictModel
-from rlx.spec.base import KeyPath
-from rlx.spec.estimator import CreditSpec
+from rlx.spec.base import KeyPath, set_at_path
+from rlx.spec.estimator import CreditSpec, PlacementUse
 from rlx.spec.loss import LossSpec
 from rlx.spec.model import CLOSED_VOCABULARIES, ModelSpec, PretrainedModelSpec
-from rlx.spec.reward import EVERY_TURN, PluginUse, RewardsSpec
-from rlx.spec.rollout import SCHEDULES, EnvironmentRolloutSpec, RolloutSpec, SingleRolloutSpec
+from rlx.spec.reward import EVERY_TURN, GlobalReward, PluginUse, RewardsSpec, TurnReward
+from rlx.spec.rollout import (
+    SCHEDULES,
+    EnvironmentRolloutSpec,
+    EnvironmentUse,
+    RolloutSpec,
+    SingleRolloutSpec,
+)
 from rlx.spec.training import (
     SAMPLERS,
     CriticSpec,
@@ -118,19 +123,25 @@ class MaskUse(PluginUse):
     plugin: str = Field("turn_spans", alias="strategy")
 
 
-@dataclass(frozen=True, slots=True)
-class MisplacedSetting:
-    """An entry of a phase's `set` whose path does not exist, or is fixed for the whole run.
-
-    Attributes:
-        path: the entry.
-        message: what is wrong with it.
-        choices: paths that do exist, if there is a short list of them.
-    """
+class MisplacedSetting(NamedTuple):
+    """An entry of a phase's `set` that cannot be applied, why, and the paths that exist if there
+    is a short list of them."""
 
     path: str
     message: str
     choices: tuple[str, ...] = ()
+
+
+PLUGIN_USES: Final[Mapping[type[PluginUse], str]] = {
+    PluginUse: "task",
+    EnvironmentUse: "environment",
+    TurnReward: "reward",
+    GlobalReward: "reward",
+    EstimatorUse: "estimator",
+    MaskUse: "mask",
+    PlacementUse: "placement",
+}
+"""Sections that name plugins, and the kind of each; their own keys cannot be options."""
 
 
 class ExperimentSpec(StrictModel):
@@ -345,10 +356,7 @@ def _list_sections(tree: Mapping[str, Any], path: Sequence[str]) -> list[Any]:
 
 
 def _set_phase_value(tree: dict[str, Any], path: str, value: Any) -> MisplacedSetting | None:
-    """Sets one of a phase's values in the resolved tree; returns it if that is impossible.
-
-    Missing mappings are created, as by `--set`; validation decides whether they are allowed.
-    """
+    """Sets one of a phase's values in the resolved tree; returns it if that is impossible."""
     head, *rest = path.split(".")
     if head in _FIXED_IN_PHASES:
         return MisplacedSetting(path, f"{path!r} cannot differ between phases")
@@ -356,21 +364,8 @@ def _set_phase_value(tree: dict[str, Any], path: str, value: Any) -> MisplacedSe
         names = (key for key in ExperimentSpec.model_fields if key not in _FIXED_IN_PHASES)
         near = tuple(".".join((name, *rest)) for name in names)
         return MisplacedSetting(path, f"there is no {path!r}", near)
-    node: Any = tree
-    for number, key in enumerate(keys := (head, *rest)):
-        above = ".".join(keys[:number])
-        if isinstance(node, list):
-            if not (key.isdecimal() and int(key) < len(node)):
-                message = f"there is no {path!r}: {above!r} has items 0 to {len(node) - 1}"
-                return MisplacedSetting(path, message)
-            at: Any = int(key)
-        elif isinstance(node, dict):
-            at = key
-        else:
-            return MisplacedSetting(path, f"there is no {path!r}: {above!r} has no keys")
-        if number == len(rest):
-            node[at] = value
-        elif isinstance(node, dict) and node.get(at) is None:
-            node[at] = {}
-        node = node[at]
+    try:
+        set_at_path(tree, path, value)
+    except ValueError as error:
+        return MisplacedSetting(path, str(error))
     return None

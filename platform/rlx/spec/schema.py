@@ -11,18 +11,8 @@ from pydantic import BaseModel
 from pydantic.json_schema import GenerateJsonSchema
 from pydantic_core import core_schema
 
-from rlx.spec.experiment import ExperimentSpec
+from rlx.spec.experiment import PLUGIN_USES, ExperimentSpec
 
-_NAMES_PLUGINS = {
-    "PluginUse": ("plugin", "task"),
-    "TurnReward": ("plugin", "reward"),
-    "GlobalReward": ("plugin", "reward"),
-    "EnvironmentUse": ("plugin", "environment"),
-    "MaskUse": ("strategy", "mask"),
-    "PlacementUse": ("plugin", "placement"),
-    "EstimatorUse": ("name", "estimator"),
-}
-"""The key of each section that names a plugin, and the plugin's kind."""
 _EXTENDS = "Another experiment, whose values count where this one has none: a path, or an example."
 
 
@@ -41,15 +31,13 @@ class _DescribedFields(GenerateJsonSchema):
 def experiment_schema(plugins: Mapping[str, Iterable[str]]) -> dict[str, Any]:
     """Returns the schema (draft 2020-12), with field docstrings as descriptions.
 
-    A file may extend another, so no key is required, and null may leave a value out.
-
-    Args:
-        plugins: names of plugins by kind. They become examples, not an enum, since users can
-            install others. Their options may be any.
+    A file may extend another, so no key is required, and null may leave a value out. Names of
+    plugins by kind become examples, not an enum, since users can install others.
     """
     schema = ExperimentSpec.model_json_schema(schema_generator=_DescribedFields)
-    for section, (key, kind) in _NAMES_PLUGINS.items():
-        named = schema["$defs"][section]["properties"][key]
+    for use, kind in PLUGIN_USES.items():
+        key = use.model_fields["plugin"].alias or "plugin"
+        named = schema["$defs"][use.__name__]["properties"][key]
         named["examples"] = list(plugins.get(kind, ()))
     schema["properties"]["extends"] = {"type": "string", "description": _EXTENDS}
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **_loosen(schema)}

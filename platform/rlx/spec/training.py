@@ -6,7 +6,7 @@ import re
 from importlib.util import find_spec
 from typing import Annotated, Any, ClassVar, Final, Literal, Self
 
-from pydantic import AfterValidator, Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, ValidationInfo, field_validator, model_validator
 
 from rlx.home import DEFAULT_REGISTRY
 from rlx.plugin import (
@@ -217,9 +217,18 @@ class EvaluationSpec(StrictModel):
     """Additional held-out sets by name, each with task options that override those of training."""
 
 
-REGISTRY_URL = re.compile(r"sqlite:///.+|postgresql(\+\w+)?://.+")
 MLFLOW_URL = "sqlite:///{home}/mlflow.db"
-MLFLOW_URLS = re.compile(r"(https?|file|(sqlite|postgresql|mysql|mssql)(\+\w+)?)://.+|databricks")
+_URLS: Final = {
+    "registry": (
+        r"sqlite:///.+|postgresql(\+\w+)?://.+",
+        "the URL of a database, such as sqlite:///runs.db or postgresql+psycopg://user@host/database",
+    ),
+    "mlflow": (
+        r"(https?|file|(sqlite|postgresql|mysql|mssql)(\+\w+)?)://.+|databricks",
+        "null or a URL, such as sqlite:///mlflow.db or http://localhost:5000",
+    ),
+}
+"""The forms of addresses, and their words in messages."""
 
 
 class MlflowTrackerSpec(TrackerPlugin):
@@ -304,7 +313,7 @@ class TrackingSpec(StrictModel):
 
     @field_validator("registry", "mlflow")
     @classmethod
-    def _no_secret(cls, url: str | None) -> str | None:
+    def _check_url(cls, url: str | None, info: ValidationInfo) -> str | None:
         if url is not None and list_url_secrets(url):
             raise ValueError(
                 "an experiment must not contain a password, because copies of it are kept: put it "
@@ -312,25 +321,9 @@ class TrackingSpec(StrictModel):
                 "MLFLOW_TRACKING_TOKEN for MLflow; "
                 "RLX_REGISTRY may hold a whole URL"
             )
-        return url
-
-    @field_validator("registry")
-    @classmethod
-    def _registry_url(cls, url: str) -> str:
-        if not REGISTRY_URL.fullmatch(url):
-            raise ValueError(
-                "must be the URL of a database, such as sqlite:///runs.db or "
-                "postgresql+psycopg://user@host/database"
-            )
-        return url
-
-    @field_validator("mlflow")
-    @classmethod
-    def _mlflow_url(cls, url: str | None) -> str | None:
-        if url is not None and not MLFLOW_URLS.fullmatch(url):
-            raise ValueError(
-                "must be null or a URL, such as sqlite:///mlflow.db or http://localhost:5000"
-            )
+        pattern, expected = _URLS[str(info.field_name)]
+        if url is not None and not re.fullmatch(pattern, url):
+            raise ValueError(f"must be {expected}")
         return url
 
     @field_validator("trackers")

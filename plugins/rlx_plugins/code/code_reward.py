@@ -27,11 +27,9 @@ class CodeReward(Reward):
     """Whether code runs without a sandbox, as you: it can read and delete your files."""
 
     def spans_read(self) -> tuple[str, ...]:
-        """Returns the span that holds the code."""
         return () if self.span is None else (self.span,)
 
     def warnings(self) -> tuple[str, ...]:
-        """Warns of code that runs without a sandbox."""
         if not self.unsafe:
             return ()
         return (
@@ -39,11 +37,6 @@ class CodeReward(Reward):
         )
 
     def check(self) -> None:
-        """Tries the sandbox.
-
-        Raises:
-            OSError: this machine has none.
-        """
         self.build_sandbox().check()
 
     def build_sandbox(self) -> Sandbox:
@@ -65,11 +58,7 @@ class CodeReward(Reward):
         return code if code and code.strip() else None
 
     def describe_end(self, code: int | None) -> str:
-        """Says how a program ended that should have gone on, by its exit code.
-
-        Args:
-            code: its exit code, 128 and a signal's number, or None if it still ran.
-        """
+        """Says how a program ended that should have gone on; None if it still ran."""
         if code is None:
             return f"time: more than {self.seconds:g} s"
         if code in (128 + signal.SIGXCPU, 128 + signal.SIGKILL):

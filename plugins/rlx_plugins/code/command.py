@@ -8,17 +8,12 @@ from pydantic import Field
 
 from rlx.plugin import Example, Sample, Score
 from rlx_plugins.code.code_reward import CodeReward, strip_lines
+from rlx_plugins.examples import build_example
 
 
 def _build_example(name: str, code: str, value: float, **options: Any) -> Example:
-    sample = Sample(
-        id="a",
-        problem={"sum": "7\n"},
-        turn="answer",
-        number=1,
-        response=f"```sh\n{code}\n```",
-    )
-    return Example(name=name, sample=sample, value=value, options=options)
+    response = f"```sh\n{code}\n```"
+    return build_example(name, value, response, options=options, problem={"sum": "7\n"})
 
 
 class Command(CodeReward):
@@ -42,11 +37,6 @@ class Command(CodeReward):
     counts."""
 
     def check(self) -> None:
-        """Tries the sandbox, and looks for the program in it.
-
-        Raises:
-            OSError: this machine has no sandbox, or the program is not in it.
-        """
         super().check()
         look = ["sh", "-c", 'command -v "$0"', self.command[0]]
         with self.build_sandbox().start(look) as process:
@@ -56,20 +46,12 @@ class Command(CodeReward):
                 )
 
     def check_problem(self, problem: Mapping[str, Any]) -> None:
-        """Requires the right output."""
         self._get_output(problem)
 
     def value_range(self) -> tuple[float, float]:
-        """0 or 1."""
         return 0.0, 1.0
 
     def score(self, sample: Sample) -> Score:
-        """Runs the command on one answer.
-
-        Raises:
-            ValueError: the problem has no right output, which is an error in the data.
-            SandboxError: the sandbox failed.
-        """
         right = self._get_output(sample.problem)
         code = self.find_code(sample)
         if code is None:

@@ -4,9 +4,6 @@ The answer runs in one sandbox and its tests in another. Tests call the answer t
 get plain values back, so the answer can neither see nor change what it is compared with: whatever
 it does in its own process, it has to return what the tests expect. Values of other types stay where
 they are; the other side holds a `Remote`, on which only attributes, calls and iteration work.
-
-A program that reads stdin and writes stdout needs no tests beside it: the reward itself compares
-the output.
 """
 
 import builtins
@@ -30,67 +27,36 @@ class Stopped(BaseException):
 
 
 class Channel:
-    """Sends and receives JSON messages through a socket, each with its length before it.
-
-    Args:
-        descriptor: the socket's.
-        longest: bytes of a message.
-    """
+    """Sends and receives JSON messages of at most `longest` bytes through a socket, one a line."""
 
     def __init__(self, descriptor: int, longest: int) -> None:
         self._descriptor, self._longest = descriptor, longest
+        self._lines = open(descriptor, "rb", closefd=False)  # noqa: SIM115
 
     def send(self, message: Message) -> None:
-        """Sends a message.
-
-        Raises:
-            ValueError: it is too long.
-            Stopped: the other side has ended.
-        """
-        text = json.dumps(message).encode("ascii")
-        if len(text) > self._longest:
+        """Sends a message; raises ValueError for one that is too long."""
+        data = json.dumps(message).encode("ascii") + b"\n"
+        if len(data) > self._longest:
             raise ValueError("output: too long a value")
-        data = len(text).to_bytes(4, "big") + text
-        while data:
-            self.wait_until_ready(writing=True)
-            try:
+        try:
+            while data:
                 data = data[os.write(self._descriptor, data) :]
-            except BlockingIOError:
-                continue
-            except OSError:
-                raise Stopped("ended") from None
+        except OSError:
+            raise Stopped("ended") from None
 
     def receive(self) -> Message:
-        """Waits for a message.
-
-        Raises:
-            Stopped: there is none, or it cannot be read.
-        """
-        size = int.from_bytes(self._read(4), "big")
-        if size > self._longest:
-            raise Stopped("output: too long a value")
+        """Waits for a message; raises Stopped if there is none, or it cannot be read."""
         try:
-            return json.loads(self._read(size))
+            line = self._lines.readline(self._longest)
+            if line.endswith(b"\n"):
+                return json.loads(line)
+        except OSError:
+            raise Stopped("ended") from None
         except (ValueError, RecursionError):
             raise Stopped("unreadable value") from None
         except MemoryError:
             raise Stopped("MemoryError") from None
-
-    def wait_until_ready(self, *, writing: bool) -> None:
-        """Waits before each part that is read or written; here, reading and writing wait."""
-
-    def _read(self, size: int) -> bytes:
-        data = b""
-        while len(data) < size:
-            self.wait_until_ready(writing=False)
-            try:
-                part = os.read(self._descriptor, size - len(data))
-            except OSError:
-                part = b""
-            if not part:
-                raise Stopped("ended")
-            data += part
-        return data
+        raise Stopped("output: too long a value" if len(line) == self._longest else "ended")
 
 
 # Values ------------------------------------------------------------------------------------------
@@ -129,11 +95,7 @@ def pack_value(value: Any, keep: Callable[[Any], int]) -> Message:
 
 
 def unpack_value(data: Message, peer: "Peer") -> Any:
-    """Returns the value of a message, in exactly the plain types of Python.
-
-    Raises:
-        Stopped: it is no value.
-    """
+    """Returns the value of a message, in exactly the plain types of Python, or raises Stopped."""
     try:
         return _unpack(data, peer)
     except (ValueError, TypeError, LookupError, RecursionError, AttributeError, OverflowError):
@@ -199,15 +161,9 @@ class AnswerError(Exception):
 class Peer:
     """One of the two sides: asks the other one, and answers it.
 
-    Args:
-        channel: to the other side.
-        find: finds an object by its name; None if only objects that were sent can be used, and
-            only called, as a test's callbacks.
-
-    Attributes:
-        objects: what was sent to the other side by its number.
-        stopped: why no more can be asked.
-        errors: names of the exceptions that the other side raised.
+    `find` finds an object by its name; without it, only objects that were sent can be used, and
+    only called, as a test's callbacks. `errors` has the names of exceptions that the other side
+    raised, and `stopped` why no more can be asked.
     """
 
     def __init__(self, channel: Channel, find: Callable[[str], Any] | None) -> None:
@@ -217,12 +173,7 @@ class Peer:
         self.errors: set[str] = set()
 
     def ask(self, what: str, *arguments: Any) -> Any:
-        """Has the other side do something, and returns what comes of it.
-
-        Raises:
-            Stopped: it has ended.
-            Exception: what it raised.
-        """
+        """Has the other side do something, and returns or raises what comes of it."""
         if self.stopped is not None:
             raise Stopped(self.stopped)
         packed = [pack_value(argument, self.keep) for argument in arguments]
@@ -240,11 +191,7 @@ class Peer:
         raise _build_exception(name, text)
 
     def serve(self) -> NoReturn:
-        """Answers the other side until it ends.
-
-        Raises:
-            Stopped: it has ended.
-        """
+        """Answers the other side until it ends."""
         while True:
             self._answer(self._receive())
 
@@ -393,8 +340,8 @@ OUT_OF_MEMORY = 77
 def run_tests(channel: Channel, to_answer: Channel) -> None:
     """Runs tests against an answer in another sandbox, and reports which pass.
 
-    Sends None when both sandboxes are ready, and receives `{code, tests: [{code, names,
-    modules}]}`. Reports `{passed: [bool], why: str}`, with the reason of the first failure.
+    Receives `{code, tests: [{code, names, modules}]}`, and reports `{passed: [bool], why: str}`,
+    with the reason of the first failure.
     """
     to_answer.receive()
     channel.send("ready")

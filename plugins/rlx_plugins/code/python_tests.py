@@ -7,12 +7,12 @@ import ast
 import builtins
 import inspect
 import math
-import select
 import socket
 import sys
+import threading
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from typing import Any, ClassVar
@@ -21,6 +21,7 @@ from rlx.plugin import Example, Sample, Score
 from rlx_plugins.code import inside
 from rlx_plugins.code.code_reward import CodeReward, strip_lines
 from rlx_plugins.code.sandbox import Sandbox, SandboxError, SandboxProcess, find_python
+from rlx_plugins.examples import build_example
 
 _START_SECONDS = 60.0
 """Time for the start of a sandbox, which `deadline` usually cuts."""
@@ -30,12 +31,7 @@ _LONGEST_TESTS = 16 << 20
 
 @dataclass(frozen=True, slots=True)
 class CodeTest:
-    """A test in Python.
-
-    Attributes:
-        names: what it takes from the answer.
-        modules: modules of Python that it uses without importing them.
-    """
+    """A test in Python, with the answer's names and the modules of Python that it uses."""
 
     code: str
     names: tuple[str, ...]
@@ -54,14 +50,8 @@ Tests = tuple[CodeTest, ...] | tuple[TextTest, ...]
 
 
 def _build_example(name: str, code: str, value: float, reason: str | None = None) -> Example:
-    sample = Sample(
-        id="a",
-        problem={"tests": ["assert add(1, 2) == 3", "assert add(-1, 1) == 0"]},
-        turn="answer",
-        number=1,
-        response=f"```python\n{code}\n```",
-    )
-    return Example(name=name, sample=sample, value=value, reason=reason)
+    problem = {"tests": ["assert add(1, 2) == 3", "assert add(-1, 1) == 0"]}
+    return build_example(name, value, f"```python\n{code}\n```", reason=reason, problem=problem)
 
 
 class PythonTests(CodeReward):
@@ -95,20 +85,12 @@ class PythonTests(CodeReward):
     """The problem's field that holds the tests."""
 
     def check_problem(self, problem: Mapping[str, Any]) -> None:
-        """Requires tests that can be read."""
         self._read_tests(problem)
 
     def value_range(self) -> tuple[float, float]:
-        """0 or 1."""
         return 0.0, 1.0
 
     def score(self, sample: Sample) -> Score:
-        """Runs the tests of one answer.
-
-        Raises:
-            ValueError: the problem has no tests, which is an error in the data.
-            SandboxError: the sandbox failed.
-        """
         tests = self._read_tests(sample.problem)
         code = self.find_code(sample)
         if code is None:
@@ -132,7 +114,7 @@ class PythonTests(CodeReward):
     def _run_tests(self, code: str, tests: Tests) -> tuple[Sequence[bool], str | None]:
         """Which tests pass, and why the first one does not that does not."""
         with ExitStack() as stack:
-            channel, theirs = _open_sockets(stack)
+            ours, theirs = _open_sockets(stack)
             if isinstance(tests[0], TextTest):
                 answer = self._start(stack, "run", self.build_sandbox(), theirs)
                 started = [answer]
@@ -142,17 +124,18 @@ class PythonTests(CodeReward):
                 # Tests end with the answer, or with the time.
                 patient = replace(self.build_sandbox(), cpu_seconds=math.ceil(self.seconds) + 1)
                 started = [answer, self._start(stack, "tests", patient, theirs, to_answer)]
-            line = _TimedChannel(channel, self._longest)
-            _await_start(line, started)
-            line.until = time.monotonic() + self.seconds
+            line = inside.Channel(ours.fileno(), self._longest)
+            _await_start(line, ours, started)
+            until = time.monotonic() + self.seconds
             try:
-                if isinstance(tests[0], TextTest):
-                    return self._compare_outputs(line, code, tests)
-                line.send({"code": code, "tests": [asdict(test) for test in tests]})
-                report = line.receive()
+                with _limit_time(ours, self.seconds):
+                    if isinstance(tests[0], TextTest):
+                        return self._compare_outputs(line, code, tests)
+                    line.send({"code": code, "tests": [asdict(test) for test in tests]})
+                    report = line.receive()
                 return report["passed"], report["why"] and self._explain(report["why"], answer)
             except inside.Stopped as reason:
-                if str(reason) == "time":
+                if time.monotonic() >= until:
                     return (), self.describe_end(None)
                 if len(started) == 2:
                     raise SandboxError(f"the tests {reason}") from None
@@ -175,7 +158,7 @@ class PythonTests(CodeReward):
         return max(self.output_kb << 10, 64 << 10) + _LONGEST_TESTS
 
     def _compare_outputs(
-        self, line: "_TimedChannel", code: str, tests: Sequence[Any]
+        self, line: inside.Channel, code: str, tests: Sequence[Any]
     ) -> tuple[Sequence[bool], str | None]:
         passed: list[bool] = []
         line.send(code)
@@ -205,41 +188,25 @@ class PythonTests(CodeReward):
         return why
 
 
-class _TimedChannel(inside.Channel):
-    """A channel to a sandbox, which waits up to a time.
-
-    Attributes:
-        until: on the monotonic clock.
-    """
-
-    def __init__(self, end: socket.socket, longest: int) -> None:
-        end.setblocking(False)
-        super().__init__(end.fileno(), longest)
-        self._end, self.until = end, time.monotonic() + _START_SECONDS
-
-    def wait_until_ready(self, *, writing: bool) -> None:
-        """Waits until something can be read or written.
-
-        Raises:
-            Stopped: not in time.
-        """
-        left = max(0.0, self.until - time.monotonic())
-        ends = [self._end]
-        if not any(select.select([] if writing else ends, ends if writing else [], [], left)):
-            raise inside.Stopped("time")
-
-
-def _await_start(line: _TimedChannel, started: Sequence[SandboxProcess]) -> None:
-    """Waits until all sides are ready, before any of them has seen code of the model.
-
-    Raises:
-        SandboxError: one of them does not start.
-    """
+@contextmanager
+def _limit_time(ours: socket.socket, seconds: float) -> Iterator[None]:
+    """Shuts a socket after a time, which ends every wait for the other side."""
+    timer = threading.Timer(seconds, ours.shutdown, [socket.SHUT_RDWR])
+    timer.daemon = True
+    timer.start()
     try:
+        yield
+    finally:
+        timer.cancel()
+
+
+def _await_start(
+    line: inside.Channel, ours: socket.socket, started: Sequence[SandboxProcess]
+) -> None:
+    """Waits until all sides are ready, before any of them has seen code of the model."""
+    with suppress(inside.Stopped), _limit_time(ours, _START_SECONDS):
         if line.receive() == "ready":
             return
-    except inside.Stopped:
-        pass
     codes = [process.wait(1.0) for process in started]
     raise SandboxError(f"Python does not start in the sandbox (exit codes {codes})")
 
@@ -252,11 +219,7 @@ def _open_sockets(stack: ExitStack) -> tuple[socket.socket, socket.socket]:
 
 
 def _read_outcome(message: Any) -> tuple[str, int]:
-    """What a program wrote, and its exit code.
-
-    Raises:
-        Stopped: the message is of another form, as a program may have sent it.
-    """
+    """What a program wrote, and its exit code; a program may have sent another message."""
     if isinstance(message, dict):
         written, status = message.get("stdout"), message.get("status")
         if isinstance(written, str) and type(status) is int and abs(status) < 256:

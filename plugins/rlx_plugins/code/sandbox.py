@@ -15,7 +15,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -61,11 +61,7 @@ class Sandbox:
     unsafe: bool = False
 
     def check(self) -> None:
-        """Runs a program that does nothing.
-
-        Raises:
-            OSError: this machine has no sandbox.
-        """
+        """Runs a program that does nothing; raises OSError if this machine has no sandbox."""
         try:
             with self.start(["true"]) as process:
                 code = process.wait(60.0)
@@ -86,43 +82,42 @@ class Sandbox:
     ) -> Iterator["SandboxProcess"]:
         """Runs a program in the block; all of its processes end with the block.
 
-        Args:
-            command: the program and its arguments.
-            descriptors: of this process, that it inherits under the same numbers.
-            stdin: read by it.
-            stdout: written by it.
-
-        Raises:
-            SandboxError: it cannot be started.
+        It inherits `descriptors` under the same numbers. Raises SandboxError if it does not start.
         """
-        limited = [*self._build_limits(), *command]
-        build = _start_unsafe if self.unsafe else self._start_wrapped
-        with tempfile.TemporaryFile() as stderr, build(limited) as started:
+        with ExitStack() as stack:
+            stderr = stack.enter_context(tempfile.TemporaryFile())
+            limited = [*self._build_limits(), *command]
+            passed: list[int] = []
+            status = unblock = folder = None
+            if self.unsafe:
+                temporary = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
+                folder = stack.enter_context(temporary)
+            else:
+                limited, passed, status, unblock = self._wrap(limited)
+                stack.callback(os.close, status)
             try:
                 process = subprocess.Popen(
-                    started.command,
+                    limited,
                     stdin=stdin,
                     stdout=stdout,
                     stderr=stderr,
-                    pass_fds=(*descriptors, *started.descriptors),
+                    pass_fds=(*descriptors, *passed),
                     env=_ENVIRONMENT,
-                    cwd=started.folder,
+                    cwd=folder,
                     start_new_session=True,
                 )
             except OSError as error:
-                if started.unblock is not None:
-                    os.close(started.unblock)
-                raise SandboxError(f"{started.command[0]}: {error.strerror}") from error
+                if unblock is not None:
+                    os.close(unblock)
+                raise SandboxError(f"{limited[0]}: {error.strerror}") from error
             finally:
-                for descriptor in started.descriptors:
+                for descriptor in passed:
                     os.close(descriptor)
-            running = SandboxProcess(process, started.status, stderr)
-            try:
-                if started.unblock is not None:
-                    running.enter_users(started.unblock)
-                yield running
-            finally:
-                running.end()
+            running = SandboxProcess(process, status, stderr)
+            stack.callback(running.end)
+            if unblock is not None:
+                running.enter_users(unblock)
+            yield running
 
     def _build_limits(self) -> list[str]:
         size = self.memory_mb << 20
@@ -136,29 +131,30 @@ class Sandbox:
             "--core=0",
         ]
 
-    @contextmanager
-    def _start_wrapped(self, limited: Sequence[str]) -> Iterator["_Started"]:
-        """The command line of bubblewrap, with the descriptors that it reads."""
+    def _wrap(self, limited: list[str]) -> tuple[list[str], list[int], int, int | None]:
+        """A command in bubblewrap.
+
+        Returns:
+            It, the descriptors to pass to it and to close here, where bubblewrap reports, and a
+            pipe that it waits for until its users are known, if it is to know any.
+        """
         status, theirs = os.pipe()
         rules = os.memfd_create("rlx")
         os.write(rules, build_filter())
         os.lseek(rules, 0, os.SEEK_SET)
-        descriptors = [theirs, rules]
+        passed = [theirs, rules]
         arguments = ["--json-status-fd", str(theirs), "--seccomp", str(rules)]
         unblock = None
         if _is_root_of_machine():
             waits, unblock = os.pipe()
-            descriptors += [waits, os.dup(theirs)]
-            arguments += ["--userns-block-fd", str(waits), "--info-fd", str(descriptors[-1])]
+            passed += [waits, os.dup(theirs)]
+            arguments += ["--userns-block-fd", str(waits), "--info-fd", str(passed[-1])]
             arguments += ["--cap-drop", "ALL"]
             arguments += ["--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"]
             leave_root = ["--reuid=1", "--regid=1", "--clear-groups", "--no-new-privs"]
             limited = [_find_tool("setpriv", "util-linux"), *leave_root, *limited]
-        command = [_find_tool("bwrap", "bubblewrap"), *self._build_view(), *arguments]
-        try:
-            yield _Started([*command, "--", *limited], descriptors, None, status, unblock)
-        finally:
-            os.close(status)
+        wrapper = [_find_tool("bwrap", "bubblewrap"), *self._build_view(), *arguments]
+        return [*wrapper, "--", *limited], passed, status, unblock
 
     def _build_view(self) -> list[str]:
         """What a program sees, as arguments of bubblewrap."""
@@ -183,30 +179,6 @@ class Sandbox:
         return [*view, "--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/tmp"]
 
 
-@dataclass(frozen=True, slots=True)
-class _Started:
-    """How to start a sandbox.
-
-    Attributes:
-        descriptors: passed to it, and closed here once it has started.
-        folder: its current folder; None for this process's.
-        status: where bubblewrap reports; None without it.
-        unblock: a pipe that bubblewrap waits for until its users are known.
-    """
-
-    command: Sequence[str]
-    descriptors: Sequence[int]
-    folder: str | None = None
-    status: int | None = None
-    unblock: int | None = None
-
-
-@contextmanager
-def _start_unsafe(limited: Sequence[str]) -> Iterator[_Started]:
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-        yield _Started(limited, (), folder)
-
-
 class SandboxProcess:
     """A program that runs in a sandbox."""
 
@@ -215,13 +187,10 @@ class SandboxProcess:
         self._reported = b""
 
     def wait(self, seconds: float) -> int | None:
-        """Waits for the end of the program.
+        """Waits for the end of the program; raises SandboxError if it never began.
 
         Returns:
             Its exit code, 128 and the number of a signal that ended it, or None if it still runs.
-
-        Raises:
-            SandboxError: it never began.
         """
         try:
             code: int = self._process.wait(seconds)
@@ -234,11 +203,7 @@ class SandboxProcess:
         return code if code >= 0 else 128 - code
 
     def enter_users(self, unblock: int) -> None:
-        """Gives the sandbox a user besides root.
-
-        Raises:
-            SandboxError: it cannot be done.
-        """
+        """Gives the sandbox a user besides root; raises SandboxError if it cannot be done."""
         try:
             self._read_status(30.0, b"}")
             if (found := _child_pid.search(self._reported)) is None:
@@ -284,11 +249,7 @@ def find_python() -> str:
 
 @cache
 def _find_tool(name: str, package: str) -> str:
-    """The path of a program.
-
-    Raises:
-        SandboxError: it is not installed.
-    """
+    """The path of a program; raises SandboxError if it is not installed."""
     path = shutil.which(name)
     if path is None:
         raise SandboxError(f"{name} is not installed (of the package {package})")

@@ -52,11 +52,7 @@ _ALLOW, _KILL = 0x7FFF0000, 0x80000000
 
 
 def build_filter() -> bytes:
-    """Returns the filter for this machine, as `struct sock_filter` has its instructions.
-
-    Raises:
-        OSError: there is none for this kind of machine.
-    """
+    """Returns the filter for this machine, as `struct sock_filter` has its instructions."""
     machine = os.uname().machine
     if machine not in _COLUMN:
         raise OSError(errno.ENOSYS, f"no sandbox for the processor {machine}: x86_64, aarch64")

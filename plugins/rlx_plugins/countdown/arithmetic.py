@@ -5,8 +5,6 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from pydantic import Field
-
 from rlx.plugin import Example, Reward, Sample, Score
 from rlx_plugins.countdown.expression import (
     Number,
@@ -15,30 +13,23 @@ from rlx_plugins.countdown.expression import (
     tokenize_expression,
 )
 from rlx_plugins.countdown.rewards import check_ground_truth
+from rlx_plugins.examples import build_example
 
 _LONGEST_SUM = 256
+_MOST_LINES = 64
 _result = re.compile(r"\s*-?[0-9]+(?:\.[0-9]+)?\s*", re.ASCII).fullmatch
 
 
-def _build_reasoning_example(
-    name: str, think: str, of: float, value: float, reason: str | None
-) -> Example:
+def _build_reasoning_example(name: str, think: str, of: float, value: float, why: str) -> Example:
     """An example that reasons about "reach 10 with 2, 3 and 4"."""
     problem = {"numbers": [2, 3, 4], "target": 10}
-    sample = Sample(
-        id="0",
-        problem=problem,
-        turn="answer",
-        number=1,
-        response=think,
-        spans={"think": think},
-        of=of,
+    return build_example(
+        name, value, think, reason=why or None, problem=problem, spans={"think": think}, of=of
     )
-    return Example(name=name, sample=sample, value=value, reason=reason)
 
 
 class CountdownArithmetic(Reward):
-    """Of a right answer, the share of true sums, such as `3*5=15`, in its reasoning.
+    """Of a right answer, the share of true sums, such as `3*5=15`, in its span `think`.
 
     A true sum computes: its left side combines two or more of the problem's numbers and of the
     whole results of earlier true sums, each as often as it is there, and its right side is the
@@ -47,38 +38,25 @@ class CountdownArithmetic(Reward):
     If only the answer is rewarded, the written sums degrade, and with them the evidence that tells
     right from wrong answers. `of` names the reward for correctness: a wrong answer scores 0, since
     true sums that lead nowhere are easier to write than right answers. An answer without sums also
-    scores 0. To bound the time, a line of more than 256 characters counts as a false sum.
+    scores 0. To bound the time, only 64 lines are read, and one of more than 256 characters counts
+    as a false sum.
     """
 
     reads_parent: ClassVar[bool] = True
     examples: ClassVar[tuple[Example, ...]] = (
-        _build_reasoning_example("gold", "3*4=12\n12-2=10\n", 1.0, 1.0, None),
+        _build_reasoning_example("gold", "3*4=12\n12-2=10\n", 1.0, 1.0, ""),
         _build_reasoning_example("half of it false", "3*4=12\n12-2=9\n", 1.0, 0.5, "false sums"),
         _build_reasoning_example("from a false sum", "3*4=11\n11-2=9\n", 1.0, 0.0, "false sums"),
         _build_reasoning_example("no sums", "three times four", 1.0, 0.0, "no sums"),
         _build_reasoning_example("true sums, wrong answer", "3*4=12\n", 0.0, 0.0, "wrong answer"),
-        _build_reasoning_example("an identity", "4=4\n", 1.0, 0.0, "false sums"),
         _build_reasoning_example("nothing computed", "3*4-2=3*4-2\n", 1.0, 0.0, "false sums"),
-        _build_reasoning_example("other numbers", "1+1=2\n", 1.0, 0.0, "false sums"),
         _build_reasoning_example("endless", "1=1\n" * 50_000, 1.0, 0.0, "false sums"),
-        _build_reasoning_example("division by zero", "1/0=1\n", 1.0, 0.0, "false sums"),
-        _build_reasoning_example("a tower of powers", "4**3**2=1\n", 1.0, 0.0, "false sums"),
     )
 
-    span: str = "think"
-    """Span that contains the sums."""
-    max_lines: int = Field(64, ge=1)
-    """Maximum number of lines read."""
-
     def score(self, sample: Sample) -> Score:
-        """Checks one turn's sums.
-
-        Raises:
-            ValueError: the problem has no numbers, which is an error in the data.
-        """
         if sample.of != 1.0:
             return Score(0.0, "wrong answer")
-        lines = sample.spans.get(self.span, "").split("\n")[: self.max_lines]
+        lines = sample.spans.get("think", "").split("\n")[:_MOST_LINES]
         sums = [line for line in lines if line.count("=") == 1]
         if not sums:
             return Score(0.0, "no sums")

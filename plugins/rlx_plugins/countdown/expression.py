@@ -70,9 +70,6 @@ def tokenize_expression(text: str, ops: Ops, allow_decimals: bool) -> list[str]:
     """Splits an expression into numbers, operators, parentheses, line ends, and an end marker.
 
     Other characters become tokens too, which `evaluate_tokens` rejects.
-
-    Raises:
-        UncomputableError: a number or operator is not allowed, or there are too many tokens.
     """
     if not allow_decimals and "." in text:
         raise UncomputableError("decimal number")
@@ -91,9 +88,6 @@ def evaluate_tokens(tokens: Sequence[str], ops: Ops, numeric: Numeric) -> tuple[
     Floats may overflow to a value that is close to no target. The shunting-yard algorithm: an
     operator waits with its left operand until its right one is complete. The last that waits is in
     `level`, `function` and `left`, the earlier ones in `pending`.
-
-    Raises:
-        ArithmeticError: as `evaluate_expression`.
     """
     prefix, infix = _PREFIX[ops], _INFIX[numeric]
     pending: list[tuple[int, Callable[..., Any], Any]] = []
@@ -118,7 +112,7 @@ def evaluate_tokens(tokens: Sequence[str], ops: Ops, numeric: Numeric) -> tuple[
                     raise UncomputableError("too deep")
             elif token[0] in "0123456789.":
                 right = _parse_number_token(token, numeric)
-                digits += [right] if type(right) is int else _split_digit_runs(token)
+                digits += map(int, filter(None, token.split(".")))
                 operand_next = False
             elif token in _SIGNS:
                 raise UncomputableError("a sign before a number")
@@ -169,10 +163,6 @@ def _parse_number_token(token: str, numeric: Numeric) -> Number:
     if not _decimal(token):
         raise UncomputableError("stray decimal point")
     return Fraction(token) if numeric == "exact" else float(token)
-
-
-def _split_digit_runs(decimal: str) -> list[int]:
-    return [int(run) for run in decimal.split(".") if run]
 
 
 def _compute_bit_size(value: Number) -> int:

@@ -2,13 +2,11 @@
 
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from pydantic import BaseModel, ConfigDict
 
-from rlx.plugin import Split
 from rlx_plugins.countdown.rewards import is_finite_number
 from rlx_plugins.records import Source, Stamp, format_short_repr
 
@@ -25,17 +23,12 @@ class CountdownFiles(BaseModel):
     """As in the task `dataset`; `held_out` splits off the problems for testing."""
 
 
-@dataclass(frozen=True, slots=True)
-class FileProblems:
+class FileProblems(NamedTuple):
     """The problems of both splits, and the largest of their numbers and targets."""
 
     train: tuple[CountdownRecord, ...]
     test: tuple[CountdownRecord, ...]
     largest: int
-
-    def get_split(self, split: Split) -> tuple[CountdownRecord, ...]:
-        """Returns the problems of one split."""
-        return self.train if split == "train" else self.test
 
 
 def is_held_out(numbers: Sequence[int], target: float, one_in: int) -> bool:
@@ -47,14 +40,7 @@ def is_held_out(numbers: Sequence[int], target: float, one_in: int) -> bool:
 def read_files(files: CountdownFiles, held_out: int) -> FileProblems:
     """Reads both splits, once per process and state of the files.
 
-    Args:
-        files: the source.
-        held_out: one in `held_out` problems is for testing.
-
-    Raises:
-        OSError, ImportError: this machine lacks a file, a dataset or a package.
-        ValueError: a record is malformed, or a split has no problem; the message names the file and
-            the line or row.
+    Raises ValueError for a malformed record, with file and line or row, and for an empty split.
     """
     return _load_problems(files.train, held_out, files.train.stamps())
 
@@ -80,11 +66,6 @@ def _load_problems(source: Source, held_out: int, stamps: tuple[Stamp, ...]) -> 
 
 
 def _parse_record(record: Mapping[str, Any]) -> CountdownRecord:
-    """Checks one record.
-
-    Raises:
-        ValueError: a field is missing or malformed; the message names it.
-    """
     name = "numbers" if "numbers" in record else "nums"
     for field, synonym in ((name, " (or numbers)"), ("target", "")):
         if field not in record:

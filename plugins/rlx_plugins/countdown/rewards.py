@@ -8,13 +8,8 @@ from pydantic import Field
 
 from rlx.plugin import Example, Reward, Sample, Score
 from rlx_plugins.countdown.expression import Ops
-from rlx_plugins.countdown.scorer import (
-    Extract,
-    Grade,
-    compute_grade_points,
-    extract_solution,
-    grade_solution,
-)
+from rlx_plugins.countdown.scorer import Extract, Grade, extract_solution, grade_solution
+from rlx_plugins.examples import build_example
 
 
 def check_ground_truth(problem: Mapping[str, Any]) -> None:
@@ -49,8 +44,7 @@ def _build_countdown_example(
 ) -> Example:
     """An example that answers "reach 10 with 2, 3 and 4", or another problem."""
     problem = {"numbers": list(numbers), "target": target}
-    sample = Sample(id="0", problem=problem, turn="answer", number=1, response=answer)
-    return Example(name=name, sample=sample, value=value, reason=reason, options=options)
+    return build_example(name, value, answer, reason=reason, options=options, problem=problem)
 
 
 _VANISHING: dict[str, Any] = {"numbers": (3, 8, 9, 50), "target": 50}
@@ -76,7 +70,6 @@ class _CountdownReward(Reward):
     fraction that rounds to it."""
 
     def warnings(self) -> Sequence[str]:
-        """Warns about the options that pay for what the prompt does not ask for."""
         found = []
         if self._operators == "python":
             found.append(
@@ -130,43 +123,27 @@ class CountdownScore(_CountdownReward):
             **_VANISHING,
         ),
         _build_countdown_example(
-            "a decimal that fits", "<answer>2.*3+4</answer>", 0.1, "decimal number"
-        ),
-        _build_countdown_example(
             "decimals, by TinyZero's rule",
             "<answer>50+.0000003+.0000008+.0000009</answer>",
             1.0,
             **_VANISHING,
             allow_decimals=True,
         ),
-        _build_countdown_example(
-            "nearly right",
-            "<answer>50+3*8**-9</answer>",
-            0.1,
-            "wrong value",
-            **_VANISHING,
-            ops="python",
-        ),
-        _build_countdown_example("vanishing", "<answer>50+3//8*9</answer>", 0.1, **_VANISHING),
         _build_countdown_example("code", "<answer>__import__('os').abort()</answer>", 0.1),
-        _build_countdown_example("a tower of powers", "<answer>2**3**4**9**9</answer>", 0.1),
     )
 
     def value_range(self) -> tuple[float, float]:
-        """From the least to the greatest of 0, `format_score` and `score`."""
         values = (0.0, self.format_score, self.score_)
         return min(values), max(values)
 
     def score(self, sample: Sample) -> Score:
-        """Scores one answer."""
         verdict = self._grade(sample)
         lost = verdict.level == "none" and (
             extract_solution(sample.response, "last_block") is not None
         )
         parts = {"format_lost_to_lastline": float(lost)}
-        return Score(
-            compute_grade_points(verdict, self.format_score, self.score_), verdict.reason, parts
-        )
+        points = verdict.get_points(self.format_score, self.score_)
+        return Score(points, verdict.reason, parts)
 
 
 class CountdownVerify(_CountdownReward):
@@ -181,26 +158,12 @@ class CountdownVerify(_CountdownReward):
         _build_countdown_example(
             "decimals", "<answer>50+.0000003+.0000008+.0000009</answer>", 0.0, **_VANISHING
         ),
-        _build_countdown_example(
-            "nearly right",
-            "<answer>50+3*8**-9</answer>",
-            0.0,
-            "wrong value",
-            **_VANISHING,
-            ops="python",
-        ),
-        _build_countdown_example("a power", "<answer>2**3+4</answer>", 0.0),
-        _build_countdown_example(
-            "the last of two blocks", "<answer>3*4-2</answer><answer>1</answer>", 0.0
-        ),
         _build_countdown_example("code", "<answer>(lambda: 10)()</answer>", 0.0),
     )
 
     def value_range(self) -> tuple[float, float]:
-        """0 or 1."""
         return 0.0, 1.0
 
     def score(self, sample: Sample) -> Score:
-        """Judges one answer."""
         verdict = self._grade(sample)
-        return Score(float(compute_grade_points(verdict, 0.0, self.score_) == 1.0), verdict.reason)
+        return Score(float(verdict.get_points(0.0, self.score_) == 1.0), verdict.reason)

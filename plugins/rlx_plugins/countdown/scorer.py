@@ -2,11 +2,8 @@
 
 TinyZero lets a decimal use its digits and forgives a distance of 1e-5, so that
 `50+.0000003+.0000008+.0000009` reaches 50 with 50, 3, 8 and 9. By default a decimal is refused
-here, and the value must equal the target exactly. `allow_decimals=True` is TinyZero's own rule.
-
-If TinyZero's code would hang, crash or raise on an answer, the answer earns the format score here.
-Under its own rule one case differs on purpose: a complex value is rejected even if its distance to
-the target happens to be small.
+here, and the value must equal the target exactly. `allow_decimals=True` is TinyZero's own rule,
+except for complex values. Where its code would hang or raise, the answer earns the format score.
 """
 
 import math
@@ -44,34 +41,26 @@ _runs_of_digits = re.compile(r"[0-9]+").findall
 
 @dataclass(frozen=True, slots=True)
 class Grade:
-    """The grade of a response.
-
-    Attributes:
-        level: "none" without an answer block, "format" with a wrong answer, or "right".
-        reason: what is wrong; None if the answer is right.
-    """
+    """The grade of a response, and what is wrong with it, if anything is."""
 
     level: Literal["none", "format", "right"]
     reason: str | None = None
 
+    def get_points(self, format_score: float, score: float) -> float:
+        """Returns 0, `format_score` or `score`."""
+        return {"none": 0.0, "format": format_score, "right": score}[self.level]
 
-_NO_BLOCK = Grade("none", "no answer block")
+
 _WRONG_NUMBERS = Grade("format", "wrong numbers")
 _WRONG_VALUE = Grade("format", "wrong value")
-_DECIMAL = Grade("format", "decimal number")
-_EMPTY = Grade("format", "empty answer")
-_DIVISION_BY_ZERO = Grade("format", "not computable: division by zero")
-_OVERFLOW = Grade("format", "not computable: overflow")
 _RIGHT = Grade("right")
 
 
 def extract_solution(solution_str: str, extract: Extract = "last_line") -> str | None:
     """Returns the stripped text of the answer, or None if there is none.
 
-    Args:
-        solution_str: the response; with "last_line", text before the first "Assistant:" is ignored.
-        extract: "last_line" searches only the last line, as TinyZero, so it misses an answer
-            followed by a line end; "last_block" takes the last `<answer>…</answer>` anywhere.
+    "last_line" searches only the last line and after the first "Assistant:", as TinyZero, so it
+    misses an answer followed by a line end; "last_block" takes the last block anywhere.
     """
     start = 0
     if extract == "last_line":
@@ -117,8 +106,10 @@ def grade_solution(
     """Grades a response; see `compute_score` for the arguments."""
     target, numbers = ground_truth["target"], ground_truth["numbers"]
     equation = extract_solution(solution_str, extract)
+    if equation is None:
+        return Grade("none", "no answer block")
     if not equation:
-        return _NO_BLOCK if equation is None else _EMPTY
+        return Grade("format", "empty answer")
     try:
         tokens = tokenize_expression(equation, ops, allow_decimals=True)
         value, used = evaluate_tokens(tokens, ops, "float64" if allow_decimals else "exact")
@@ -129,12 +120,14 @@ def grade_solution(
         else:
             is_right = _exactly_equal(value, target)
         if is_right and "." in equation and not allow_decimals:
-            return _DECIMAL  # last, so that other answers have the same reason by either rule
+            return Grade(
+                "format", "decimal number"
+            )  # last, so that other answers have the same reason by either rule
         return _RIGHT if is_right else _WRONG_VALUE
     except ZeroDivisionError:
-        return _DIVISION_BY_ZERO
+        return Grade("format", "not computable: division by zero")
     except OverflowError:
-        return _OVERFLOW
+        return Grade("format", "not computable: overflow")
     except ArithmeticError as error:
         return Grade("format", f"not computable: {error}")
     except TypeError as error:  # the target is not a number, which TinyZero accepts
@@ -179,22 +172,13 @@ def compute_score(
             tags would be scored.
         ground_truth: `{"target": number, "numbers": [numbers]}`.
         method: unused, as in TinyZero.
-        extract: where to search for the answer; see `extract_solution`.
-        ops: "python" also allows `**`, `//` and signs; "prompt" only what the prompt allows.
-        allow_decimals: whether decimals such as `2.5` are allowed, which then uses 2 and 5, and
-            values are floats with TinyZero's absolute tolerance of 1e-5; alone, it selects
-            TinyZero's own rule. Otherwise values are exact rationals, and a target such as
-            0.3333333333333333 is the fraction that rounds to it.
+        extract: see `extract_solution`.
+        ops: see `evaluate_expression`.
+        allow_decimals: TinyZero's own rule: `2.5` is a number and uses 2 and 5, and values are
+            floats with a tolerance of 1e-5. Otherwise values are exact rationals.
     """
     verdict = grade_solution(solution_str, ground_truth, extract, ops, allow_decimals)
-    return compute_grade_points(verdict, format_score, score)
-
-
-def compute_grade_points(verdict: Grade, format_score: float, score: float) -> float:
-    """Returns the points of a grade: 0, `format_score` or `score`."""
-    if verdict.level == "none":
-        return 0.0
-    return score if verdict.level == "right" else format_score
+    return verdict.get_points(format_score, score)
 
 
 def verify_equation_strict(
@@ -202,15 +186,8 @@ def verify_equation_strict(
 ) -> bool:
     """Whether an answer is right by TinyZero's own rule, as the source's probe asks (002, 2.2).
 
-    It is right if `compute_score` with `allow_decimals=True` is 1.0: a decimal uses its digits, and
-    a value within 1e-5 of the target reaches it. A format score never counts, and input that cannot
-    be scored, such as a target that is no number, is not right. The reward `countdown.verify` has
-    the stricter default.
-
-    Args:
-        solution_str: the response without the prompt; see `compute_score`.
-        target_val: the number to reach.
-        allowed_nums: the numbers to use, each once.
+    It is right if `compute_score` with `allow_decimals=True` is 1.0. Input that cannot be scored,
+    such as a target that is no number, is not right. The reward `countdown.verify` is stricter.
     """
     ground_truth = {"target": target_val, "numbers": allowed_nums}
     try:

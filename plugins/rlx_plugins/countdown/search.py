@@ -13,16 +13,11 @@ _ATOM = 3
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """The rules for a step of arithmetic.
-
-    Attributes:
-        operators: a subset of `+-*/`.
-        low, high: inclusive bounds of every intermediate result; None for no bound.
-    """
+    """The rules for a step: some of the operators `+-*/`, and inclusive bounds of every result."""
 
     operators: str
-    low: int | None
-    high: int | None
+    low: int
+    high: int
 
     def apply(self, operator: str, left: int, right: int) -> int | None:
         """Returns the whole result of a step, or None if the step is not allowed."""
@@ -36,32 +31,20 @@ class Rules:
             return None
         else:
             value = left // right
-        if (self.low is not None and value < self.low) or (
-            self.high is not None and value > self.high
-        ):
-            return None
-        return value
+        return value if self.low <= value <= self.high else None
 
 
 @dataclass(frozen=True, slots=True)
 class WorkedExpression:
-    """An expression with its value and the steps of its computation.
+    """An expression with its value and the steps of its computation, such as `5*3=15`.
 
-    Attributes:
-        text: the expression with no more parentheses than needed.
-        level: precedence of its last operator.
-        steps: such as `("5*3=15", "15+2=17")`, in an order of computation.
+    `text` has no more parentheses than needed; `level` is the precedence of its last operator.
     """
 
     value: int
     text: str
     level: int = _ATOM
     steps: tuple[str, ...] = ()
-
-    @classmethod
-    def from_number(cls, number: int) -> "WorkedExpression":
-        """The expression of one given number, which must not be negative."""
-        return cls(number, str(number))
 
 
 def _combine_expressions(
@@ -89,10 +72,9 @@ def random_expression(
 ) -> WorkedExpression | None:
     """Combines numbers in random order with random operators; None if a step is not allowed.
 
-    Args:
-        trivial: whether to allow steps that effectively drop a number, such as `x*1`.
+    Without `trivial`, steps that effectively drop a number, such as `x*1`, are not.
     """
-    items = [WorkedExpression.from_number(number) for number in numbers]
+    items = [WorkedExpression(number, str(number)) for number in numbers]
     while len(items) > 1:
         left = items.pop(rng.randrange(len(items)))
         right = items.pop(rng.randrange(len(items)))
@@ -115,15 +97,12 @@ def find_solutions(
 ) -> Iterator[WorkedExpression]:
     """Yields every expression over all the numbers that reaches the target, each text once.
 
-    Operands of `+` and `*` are tried in one order only. Three numbers take well under a
-    millisecond; every further number takes about forty times longer.
-
-    Args:
-        rng: shuffles the search order; fixed without one.
-        limit: maximum number of expressions to examine; None for all.
+    Operands of `+` and `*` are tried in one order only; `rng` shuffles the search. Three numbers
+    take well under a millisecond; every further number takes about forty times longer. `limit`
+    bounds the number of expressions that are examined.
     """
     seen: set[str] = set()
-    items = [WorkedExpression.from_number(number) for number in sorted(numbers)]
+    items = [WorkedExpression(number, str(number)) for number in sorted(numbers)]
     for found in islice(_search_expressions(items, rules, rng), limit):
         if found.value == target and found.text not in seen:
             seen.add(found.text)
@@ -132,12 +111,8 @@ def find_solutions(
 
 @lru_cache(maxsize=1024)  # of two small numbers there are few pairs
 def count_solutions(numbers: tuple[int, ...], rules: Rules) -> Counter[float]:
-    """Counts, for every value that is reached, the expressions that `find_solutions` yields.
-
-    Args:
-        numbers: in ascending order.
-    """
-    items = [WorkedExpression.from_number(number) for number in numbers]
+    """Counts what `find_solutions` yields for every value that sorted numbers can reach."""
+    items = [WorkedExpression(number, str(number)) for number in numbers]
     values = {found.text: found.value for found in _search_expressions(items, rules, None)}
     return Counter(values.values())
 

@@ -56,9 +56,6 @@ def next_turn(
 
     Args:
         fields: the problem's fields `type`, `start`, `chain`, `any_of`.
-        mode: the episode's mode.
-        observations: the observation after each turn so far.
-        rng: random generator of this turn.
         relations: all relations, sorted by name.
         guess: samples an answer that no observation has shown.
     """
@@ -71,7 +68,7 @@ def next_turn(
     if hop == 0 or fields["type"] == "intersection":
         entity = fields["start"][hop]
     else:
-        entity = rng.choice(parse_listed_names(observations[-1]) or (guess(rng),))
+        entity = rng.choice(_parse_listed_names(observations[-1]) or (guess(rng),))
     if mode == "wrong_relation":
         relation = relations[(relations.index(relation) + 1) % len(relations)]
     head = (direction == "head") != (mode == "wrong_direction")
@@ -96,28 +93,21 @@ def _select_demonstration_answer(
     rng: random.Random,
     guess: Callable[[random.Random], str],
 ) -> str:
-    found = parse_listed_names(observations[-1]) if observations else ()
-    if fields["type"] == "count":
-        return str(len(found) + _count_unlisted_names(observations[-1])) if found else guess(rng)
-    if fields["type"] == "intersection" and len(observations) > 1:
-        found = (
-            tuple(name for name in found if name in parse_listed_names(observations[-2])) or found
-        )
+    found = _parse_listed_names(observations[-1]) if observations else []
     if not found:
         return guess(rng)
+    if fields["type"] == "count":
+        last = _split_observation_names(observations[-1])[-1]
+        return str(len(found) + _parse_more_count(last))
+    if fields["type"] == "intersection" and len(observations) > 1:
+        found = [n for n in found if n in _parse_listed_names(observations[-2])] or found
     return rng.choice(found) if fields["any_of"] else ", ".join(found)
 
 
-def parse_listed_names(observation: str) -> tuple[str, ...]:
-    """Returns the names listed in an observation; none if it reports an error."""
+def _parse_listed_names(observation: str) -> list[str]:
+    """The names listed in an observation; none if it reports an error."""
     names = _split_observation_names(observation)
-    return tuple(names[:-1] if names and _parse_more_count(names[-1]) else names)
-
-
-def _count_unlisted_names(observation: str) -> int:
-    """The number of results that an observation does not list."""
-    names = _split_observation_names(observation)
-    return _parse_more_count(names[-1]) if names else 0
+    return names[:-1] if names and _parse_more_count(names[-1]) else names
 
 
 def _split_observation_names(observation: str) -> list[str]:
@@ -127,5 +117,6 @@ def _split_observation_names(observation: str) -> list[str]:
 
 
 def _parse_more_count(name: str) -> int:
+    """How many results `+12 more` stands for; 0 for any other text."""
     count = name.removeprefix("+").removesuffix(" more")
     return int(count) if name == f"+{count} more" and count.isdecimal() else 0

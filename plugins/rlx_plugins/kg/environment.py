@@ -10,11 +10,9 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field
 
 from rlx.plugin import Action, Environment, Step
-from rlx_plugins.kg.graph import Graph
-from rlx_plugins.kg.load import WORLD, load_named_graph
+from rlx_plugins.kg.graph import Graph, GraphView, load_world_graph
 from rlx_plugins.kg.protocol import FUNCTIONS, KgQuery, read_query, read_turn
 from rlx_plugins.kg.text import OVERHEAD, escape_text, format_information, format_label_list
-from rlx_plugins.kg.view import GraphView
 
 Error = Literal[
     "KG_SUCCESS",
@@ -51,14 +49,8 @@ _Facts = tuple[tuple[str, str, str], ...]
 class KgState:
     """The environment's state of a rollout between turns.
 
-    Attributes:
-        world: number of the world whose names are used, 0 for the real one.
-        hide: share of the facts that are hidden.
-        seed: the rollout's seed.
-        facts: the question's own graph, by names; None for the environment's.
-        queries: number of queries, including malformed and refused ones.
-        distinct_queries: the distinct well-formed queries, in order.
-        answered: the queries of `distinct_queries` that returned results.
+    `facts` are those of a question with its own graph. `queries` counts all, malformed and refused
+    ones too; `distinct_queries` has the well-formed ones, `answered` those that returned results.
     """
 
     world: int
@@ -95,8 +87,6 @@ class KgEnvironment(Environment):
     kinds: ClassVar[tuple[str, ...]] = ("kg_query", "answer", "invalid")
     repeats: ClassVar[str] = "duplicate"
 
-    graph: str = WORLD
-    """`world` for the shipped graph, or the path of a graph file."""
     max_queries: int | None = Field(None, ge=1)
     """Maximum number of queries per rollout, including malformed ones; null leaves the limit to
     `max_turns`."""
@@ -109,21 +99,10 @@ class KgEnvironment(Environment):
     hints: bool = True
     """Whether errors include a hint; false shows only the error code."""
 
-    def check(self) -> None:
-        """Loads the graph.
-
-        Raises:
-            OSError: its file cannot be read.
-            ValueError: its file is malformed.
-        """
-        load_named_graph(self.graph)
-
     def data(self) -> Mapping[str, str]:
-        """Returns the graph's digest; see `Graph.digest`."""
-        return {"graph": load_named_graph(self.graph).digest}
+        return {"graph": load_world_graph().digest}
 
     def reset(self, problem: Mapping[str, Any], seed: int) -> KgState:
-        """Returns the initial state of a rollout."""
         facts = problem.get("triples")
         return KgState(
             world=problem.get("world", 0),
@@ -133,7 +112,7 @@ class KgEnvironment(Environment):
         )
 
     def step(self, state: KgState, action: Action) -> Step:
-        """Processes one turn.
+        """Plays one turn.
 
         The info of an answer has the number of `queries` before it, and `without_query`. The info
         of a query has `valid` (it returned results), `error`, `duplicate` (it is a repetition),
@@ -141,27 +120,32 @@ class KgEnvironment(Environment):
         `error`.
         """
         kind, content = read_turn(action.text)
+        observation, info = "", dict[str, Any]()
         if kind == "answer":
-            queries = state.queries
-            info = {"queries": queries, "without_query": not queries}
-            return Step(kind=kind, state=state, done=True, info=info, anchor=state.anchor)
-        if kind == "invalid":
-            return Step(
-                kind=kind,
-                state=state,
-                observation=self._refusal("INVALID_ACTION"),
-                info={"error": "INVALID_ACTION"},
-                anchor=state.anchor,
-            )
-        return self._answer_query(state, action, read_query(content))
+            info = {"queries": state.queries, "without_query": not state.queries}
+        elif kind == "invalid":
+            observation, info = self._refusal("INVALID_ACTION"), {"error": "INVALID_ACTION"}
+        else:
+            state, observation, info = self._answer_query(state, action, read_query(content))
+        return Step(
+            kind=kind,
+            state=state,
+            observation=observation,
+            done=kind == "answer",
+            info=info,
+            anchor=state.anchor,
+        )
 
-    def _answer_query(self, state: KgState, action: Action, query: KgQuery | None) -> Step:
+    def _answer_query(
+        self, state: KgState, action: Action, query: KgQuery | None
+    ) -> tuple[KgState, str, dict[str, Any]]:
+        """The new state, the observation, and the info of a query."""
         spent = self.max_queries is not None and state.queries >= self.max_queries
         found = _ResolvedQuery("FORMAT_ERROR", ())
         if action.forced or spent:
             found = _ResolvedQuery("QUERY_BUDGET", ())
         elif query is not None:
-            found = _find_query_results(self._view(state), query)
+            found = _find_query_results(_view_graph(state), query)
         duplicate = bool(found.key) and found.key in state.distinct_queries
         labels, observation = self._format_results(found, state.seed, action.number)
         state = replace(state, queries=state.queries + 1)
@@ -176,15 +160,7 @@ class KgEnvironment(Environment):
             "function": "unreadable" if query is None else query.function,
             "results": labels,
         }
-        return Step(
-            kind="kg_query", state=state, observation=observation, info=info, anchor=state.anchor
-        )
-
-    def _view(self, state: KgState) -> GraphView | None:
-        """The graph as the rollout sees it; None if its question's own graph is empty."""
-        if state.facts is None:
-            return GraphView(load_named_graph(self.graph), world=state.world, hide=state.hide)
-        return GraphView(_build_fact_graph(state.facts)) if state.facts else None
+        return state, observation, info
 
     def _format_results(
         self, found: _ResolvedQuery, seed: int, number: int
@@ -207,12 +183,19 @@ class KgEnvironment(Environment):
         return format_information(body, self.max_chars)
 
 
+def _view_graph(state: KgState) -> Graph | None:
+    """The graph as the rollout sees it; None if its question's own graph is empty."""
+    if state.facts is None:
+        return GraphView(load_world_graph(), world=state.world, hide=state.hide)
+    return _build_fact_graph(state.facts) if state.facts else None
+
+
 @lru_cache(maxsize=64)
 def _build_fact_graph(facts: _Facts) -> Graph:
-    return Graph.from_triples(facts)
+    return Graph(facts)
 
 
-def _find_query_results(view: GraphView | None, query: KgQuery) -> _ResolvedQuery:
+def _find_query_results(view: Graph | None, query: KgQuery) -> _ResolvedQuery:
     """Resolves the names of a query and executes it.
 
     `get_head_entities` also accepts its arguments in reverse order, as in KG-R1's paper, if more of

@@ -15,7 +15,6 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 
 from rlx.plugin import Problem, Split
-from rlx_plugins.kg.load import build_source_name
 from rlx_plugins.kg.text import fill_prompt, has_visible_text
 from rlx_plugins.records import Source, Stamp, get_value_at_path
 
@@ -41,12 +40,7 @@ class KgQuestionFiles(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class FileProblem:
-    """A problem whose facts are compressed: CWQ has more facts than memory could hold as objects.
-
-    Attributes:
-        bare: the problem without its field `triples`.
-        packed: the triples as compressed JSON.
-    """
+    """A problem with its facts as compressed JSON: CWQ has more than memory holds as objects."""
 
     bare: Problem
     packed: bytes
@@ -63,15 +57,6 @@ def load_file_problems(
     """The problems of a split's file: those with an answer, for training not those of the test.
 
     They are read once per process and state of the files.
-
-    Args:
-        files: the question files.
-        split: which of them.
-        prompt: the template of the prompts; see `fill_prompt`.
-
-    Raises:
-        OSError: a file cannot be read.
-        ValueError: a file is malformed, or no problem is left.
     """
     return _load_split(files, split, prompt, Source(path=(files.train, files.test)).stamps())
 
@@ -116,7 +101,7 @@ def _read_problem(record: Mapping[str, Any], split: Split, path: Path, prompt: s
         "answers": [[name] for name in dict.fromkeys(answers)],
         "any_of": False,
         "type": "file",
-        "data_source": build_source_name(str(path)),
+        "data_source": f"kg.{path.name.split('.')[0]}",
         "split": split,
         "start": entities,
     }
@@ -134,12 +119,9 @@ def _get_list(record: Mapping[str, Any], field: str) -> list[Any]:
 
 
 def _require_visible_text(value: Any, what: str) -> str:
-    if not isinstance(value, str) or not value.strip():
-        raise ValueError(f"expected non-empty text as {what}, got {value!r}")
-    if value.isprintable():  # the usual case, and much faster
-        return value
-    if any("\ud800" <= character <= "\udfff" for character in value):
-        raise ValueError(f"a lone surrogate is not a character: {value!r}")
-    if not has_visible_text(value):
-        raise ValueError(f"expected visible text as {what}, got {value!r}")
-    return value
+    if isinstance(value, str):
+        if value.isprintable() and value.strip():  # the usual case, and much faster
+            return value
+        if has_visible_text(value) and not any("\ud800" <= c <= "\udfff" for c in value):
+            return value
+    raise ValueError(f"expected visible text as {what}, got {value!r}")

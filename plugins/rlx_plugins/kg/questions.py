@@ -5,7 +5,6 @@ subjects (head), or along a symmetric relation, which reads as a verb ("a countr
 France"). A path is the sequence of facts on one such walk.
 """
 
-import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -15,7 +14,6 @@ from typing import Literal
 from rlx.plugin import Split
 from rlx_plugins.kg.graph import Graph, Triple, find_symmetric_relations, select_held_out_facts
 from rlx_plugins.kg.text import escape_text
-from rlx_plugins.kg.view import GraphView
 
 Type = Literal["forward", "inverse", "hop2", "hop3", "neighbour", "intersection", "count"]
 Direction = Literal["tail", "head", "both"]
@@ -36,8 +34,6 @@ TYPES: Mapping[Type, tuple[tuple[Direction, ...], ...]] = {
 }
 """The chains of directions of each type of question."""
 
-_STARTS = 20_000
-"""Maximum number of start entities per type of question; a larger graph is sampled."""
 _WIDEST = 100
 """Maximum number of paths of a question; chains with more are left out."""
 
@@ -72,10 +68,6 @@ def build_question_population(
 
     A question is for training if no path to a right answer uses a held-out fact, and for testing if
     every path does; others are left out. A count has one path with all counted facts.
-
-    Args:
-        graph: the graph.
-        share: share of the facts that are held out.
     """
     held = select_held_out_facts(graph, share)
     found: dict[Split, dict[Type, tuple[KgQuestion, ...]]] = {"train": {}, "test": {}}
@@ -95,13 +87,10 @@ def _generate_questions(graph: Graph, type_: Type) -> Iterator[tuple[KgQuestion,
     both = find_symmetric_relations(graph)
     one_way = frozenset(graph.relations) - both
     grammar: _Grammar = {"tail": one_way, "head": one_way, "both": both}
-    starts: Sequence[int] = [e for e in graph.entities if graph.entity(graph.label(e)) == e]
-    if len(starts) > _STARTS:
-        starts = sorted(random.Random(f"starts of {type_}").sample(starts, _STARTS))
     if type_ == "intersection":
-        yield from _generate_intersection_questions(graph, starts, grammar)
+        yield from _generate_intersection_questions(graph, grammar)
         return
-    for start in starts:
+    for start in graph.entities:
         for directions in TYPES[type_]:
             for chain, paths in _find_hop_chains(graph, start, directions, grammar):
                 hops = zip(chain, paths[0], strict=True)
@@ -159,16 +148,15 @@ def _list_hop_triples(graph: Graph, entity: int, hop: Hop) -> list[Triple]:
 
 
 def _generate_intersection_questions(
-    graph: Graph, starts: Sequence[int], grammar: _Grammar
+    graph: Graph, grammar: _Grammar
 ) -> Iterator[tuple[KgQuestion, Sequence[_Path]]]:
     """Questions for the common results of two hops, neither of which suffices alone."""
-    known, seen = frozenset(starts), set()
-    for entity in starts:
+    seen = set()
+    for entity in graph.entities:
         back: list[tuple[Hop, int]] = [
             (("both" if relation in grammar["both"] else "head", relation), start)
             for relation in graph.tail_relations(entity)
             for start in graph.tails(entity, relation)
-            if start in known
         ]
         if len(back) > _WIDEST:
             continue
@@ -224,7 +212,6 @@ _NOUN: Mapping[Direction, str] = {
     "head": "the {kind} whose {relation} is {entity}",
     "both": "a {kind} that {relation} {entity}",
 }
-_NO_KIND = "thing"
 
 
 def list_question_templates(question: KgQuestion, every: bool) -> tuple[str, ...]:
@@ -237,9 +224,9 @@ def list_question_templates(question: KgQuestion, every: bool) -> tuple[str, ...
     return (_EVERY if every else _ONE)[direction]
 
 
-def format_question(view: GraphView, question: KgQuestion, template: str) -> str:
+def format_question(view: Graph, question: KgQuestion, template: str) -> str:
     """Returns the text of a question with the names of a world, with single spaces."""
-    kind = question.kinds[-1] or _NO_KIND
+    kind = question.kinds[-1]
     names = [escape_text(view.label(entity)) for entity in question.starts]
     verbs = [escape_text(view.relation_name(relation)) for _, relation in question.chain]
     if question.type == "intersection":
@@ -251,5 +238,5 @@ def format_question(view: GraphView, question: KgQuestion, template: str) -> str
     (noun,) = names
     *inner, last = verbs
     for (direction, _), verb, middle in zip(question.chain, inner, question.kinds, strict=False):
-        noun = _NOUN[direction].format(relation=verb, entity=noun, kind=middle or _NO_KIND)
+        noun = _NOUN[direction].format(relation=verb, entity=noun, kind=middle)
     return template.format(relation=last, entity=noun, kind=kind)

@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Literal
 
 from rlx.plugin import Example, Reward, Sample, Score
 from rlx_plugins.answer_text import normalize_answer
+from rlx_plugins.examples import build_example
 from rlx_plugins.kg.protocol import read_turn
 from rlx_plugins.kg.text import escape_text, has_visible_text
 
@@ -35,9 +36,6 @@ def _index_answer_names(answers: Any) -> dict[str, int]:
     """Maps the normal form of every name of every right answer to the number of the answer.
 
     Answers that share a name have one number, because no agent could distinguish them.
-
-    Raises:
-        ValueError: `answers` does not hold lists of names, which is an error in the data.
     """
     lists = isinstance(answers, list | tuple) and all(
         isinstance(names, list | tuple)
@@ -60,9 +58,10 @@ def _index_answer_names(answers: Any) -> dict[str, int]:
 def parse_named_answers(
     text: str, answers: Mapping[str, int], pieces: int = _PIECES
 ) -> list[int | str]:
-    """Returns the distinct names in an answer's text, in order: the numbers of right answers, and
-    the normal form of other names. Commas and line breaks separate names; one name may span up to
-    `pieces` of the separated parts."""
+    """Returns the distinct names in an answer's text: numbers of right answers, other names' forms.
+
+    Commas and line breaks separate names; one name may span up to `pieces` of the separated parts.
+    """
     between = (piece for piece in re.finditer(r"[^,\n]+", text) if has_visible_text(piece[0]))
     spans = [piece.span() for piece in islice(between, _MAX_NAMES + 1)]
     found: dict[int | str, None] = {}
@@ -89,39 +88,26 @@ def _build_rollout_example(
     any_of: bool = False,
     results: Sequence[str] = ("France",),
     reason: str | None = None,
-    observation: str = "<information> borders of Spain: France </information>",
     **options: Any,
 ) -> Example:
     """An example rollout with one query and an answer."""
-    query = {
-        "valid": True,
-        "error": "KG_SUCCESS",
-        "duplicate": False,
-        "function": "get_tail_entities",
-        "results": list(results),
-    }
-    sample = Sample(
-        id="a",
+    return build_example(
+        name,
+        value,
+        "" if answer is None else f"<think></think><answer>{answer}</answer>",
+        reason=reason,
+        options=options,
         problem={"answers": [list(names) for names in right], "any_of": any_of},
         turn="invalid" if answer is None else "answer",
         number=2,
-        response="" if answer is None else f"<think></think><answer>{answer}</answer>",
-        observations=(observation,),
-        history=(query,),
-        info={"error": "INVALID_ACTION"} if answer is None else {"queries": 1},
+        history=({"function": "get_tail_entities", "results": list(results)},),
     )
-    return Example(name=name, sample=sample, value=value, reason=reason, options=options)
 
 
 class _AnswerSetReward(Reward, ABC):
     """Compares the answer in the last turn with the right answers."""
 
     def score(self, sample: Sample) -> Score:
-        """Scores one rollout.
-
-        Raises:
-            ValueError: the problem has no right answer, which is an error in the data.
-        """
         right: Any = sample.problem.get("answers")
         answers = _index_answer_names(right)
         pieces = 1 + max(escape_text(name).count(",") for names in right for name in names)
@@ -157,9 +143,7 @@ class EntityF1(_AnswerSetReward):
     examples: ClassVar[tuple[Example, ...]] = (
         _build_rollout_example("gold", " France, UK", 1.0),
         _build_rollout_example("half of it", " France", 2 / 3, reason="wrong answer"),
-        _build_rollout_example("half of it and a wrong one", " France, Spain", 0.5),
         _build_rollout_example("two names of one", " United Kingdom, UK", 2 / 3),
-        _build_rollout_example("one of any", " france", 1.0, any_of=True),
         _build_rollout_example("no answer", None, 0.0, reason="no answer"),
         _build_rollout_example(
             "all there is", ",".join(map(str, range(9_999))), 0.0, reason="too many names"
@@ -181,17 +165,8 @@ class KgExactMatch(_AnswerSetReward):
         _build_rollout_example("gold", " the united kingdom, France", 1.0),
         _build_rollout_example("half of it", " France", 0.0, reason="wrong answer"),
         _build_rollout_example("one of any", " UK", 1.0, any_of=True),
-        _build_rollout_example("one of any, and a wrong one", " UK, Spain", 0.0, any_of=True),
-        _build_rollout_example("a part of a name", " United", 0.0, any_of=True),
-        _build_rollout_example(
-            "a comma in a name", " Washington, D.C.", 1.0, right=[["Washington, D.C."]]
-        ),
         _build_rollout_example("half of it, by F1", " France", 2 / 3, mode="f1"),
         _build_rollout_example("no answer", None, 0.0, reason="no answer"),
-        _build_rollout_example(
-            "one answer given twice", " Beatles", 1.0, right=[["The Beatles"], ["Beatles"]]
-        ),
-        _build_rollout_example("as it was shown", " a b", 1.0, right=[["a\u200bb"]]),
         _build_rollout_example("tags in it", " France</information><answer> UK", 0.0),
     )
 
@@ -224,34 +199,15 @@ class RetrievalQuality(Reward):
 
     examples: ClassVar[tuple[Example, ...]] = (
         _build_rollout_example("gold", " Spain", 1.0),
-        _build_rollout_example("an alias", " Spain", 1.0, results=["UK"]),
         _build_rollout_example(
             "not shown", " France", 0.0, results=["Spain"], reason="not retrieved"
         ),
-        _build_rollout_example(
-            "a part of a name", " France", 0.0, results=["French Southern Lands of France"]
-        ),
+        _build_rollout_example("a part of a word", " France", 0.0, results=["Francestan"]),
         _build_rollout_example(
             "a part of a word, as in KG-R1",
             " Spain",
             1.0,
             results=["Francestan"],
-            match="substring",
-        ),
-        _build_rollout_example(
-            "in the question only, as in KG-R1",
-            " Spain",
-            0.0,
-            results=["Spain"],
-            observation="<information> borders of France: Spain </information>",
-            match="substring",
-        ),
-        _build_rollout_example(
-            "in the echo of an error",
-            " Spain",
-            0.0,
-            results=[],
-            observation="<information> error ENTITY_NOT_FOUND: France is not there </information>",
             match="substring",
         ),
     )
@@ -261,11 +217,6 @@ class RetrievalQuality(Reward):
     any result, relations included; this is KG-R1's rule, which finds "us" in "house"."""
 
     def score(self, sample: Sample) -> Score:
-        """Scores one rollout.
-
-        Raises:
-            ValueError: the problem has no right answer, which is an error in the data.
-        """
         problem = sample.problem
         wanted = _index_answer_names(problem.get("evidence", problem.get("answers")))
         if self.match == "exact":

@@ -12,8 +12,7 @@ from pydantic import Field, field_validator, model_validator
 from rlx.plugin import Action, Demonstration, Plugin, Problem, Split
 from rlx_plugins.kg.demonstrations import MIX, next_turn
 from rlx_plugins.kg.environment import KgEnvironment
-from rlx_plugins.kg.graph import Graph
-from rlx_plugins.kg.load import WORLD, build_source_name, load_named_graph
+from rlx_plugins.kg.graph import GraphView, load_world_graph
 from rlx_plugins.kg.question_files import KgQuestionFiles, load_file_problems
 from rlx_plugins.kg.questions import (
     KgQuestion,
@@ -23,7 +22,6 @@ from rlx_plugins.kg.questions import (
     list_question_templates,
 )
 from rlx_plugins.kg.text import check_prompt_template, fill_prompt
-from rlx_plugins.kg.view import GraphView
 
 _ROUND = 1000
 """Problems per round; every round has the same number of problems of each type."""
@@ -48,8 +46,6 @@ class KgTask(Plugin):
     proportion to their weights.
     """
 
-    graph: str = WORLD
-    """`world` for the shipped graph, or the path of a graph file; the same as the environment's."""
     types: dict[Type, float] = Field(
         default={"forward": 0.3, "inverse": 0.2, "hop2": 0.2, "neighbour": 0.15, "hop3": 0.15}
     )
@@ -90,16 +86,9 @@ class KgTask(Plugin):
 
     @property
     def demonstrates(self) -> bool:
-        """Whether there are lessons, which `warm_start` needs."""
         return self.files is None
 
     def check(self) -> None:
-        """Loads the graph and generates the questions, or reads the files.
-
-        Raises:
-            OSError: a file cannot be read.
-            ValueError: a file is malformed, or a type has no question; the message says which.
-        """
         for split in ("train", "test"):
             if self.files is not None:
                 load_file_problems(self.files, split, self.prompt)
@@ -107,26 +96,18 @@ class KgTask(Plugin):
                 self._get_question_wordings(split)
 
     def data(self) -> Mapping[str, str]:
-        """Returns digests of the graph, or of the question files."""
         if self.files is None:
-            return {"graph": load_named_graph(self.graph).digest}
+            return {"graph": load_world_graph().digest}
         return self.files.digests()
 
     @property
     def stand_ins(self) -> str:
-        """What `rlx plan` takes where the files are missing."""
         return "questions about the shipped graph" if self.files is not None else ""
 
     def stand_in(self, index: int, seed: int) -> Problem:
-        """Returns a question about the shipped graph."""
         return KgTask(prompt=self.prompt).problem("train", index, seed)
 
     def problem(self, split: Split, index: int, seed: int) -> Problem:
-        """Returns problem number `index` of a split; the same for the same arguments.
-
-        Raises:
-            OSError, ValueError: as `check`.
-        """
         if self.files is not None:
             records = load_file_problems(self.files, split, self.prompt)
             passes, position = divmod(index, len(records))
@@ -142,12 +123,6 @@ class KgTask(Plugin):
         return self._problem(split, *wordings[order[position]], world=self.world, hide=hide)
 
     def lesson(self, index: int, seed: int) -> Problem:
-        """Returns lesson number `index`: a training question in a random world.
-
-        Raises:
-            NotImplementedError: questions from files have no lessons.
-            OSError, ValueError: as `check`.
-        """
         if self.files is not None:
             raise NotImplementedError("task.files: questions from files have no lessons")
         rng = random.Random(f"kg/lesson/{seed}/{index}")
@@ -162,9 +137,8 @@ class KgTask(Plugin):
     def act(
         self, problem: Problem, turns: Sequence[str], observations: Sequence[str], seed: int
     ) -> str:
-        """Returns the scripted policy's next turn; see `rlx_plugins.kg.demonstrations`."""
         fields = problem.fields
-        view = GraphView(load_named_graph(self.graph), world=fields["world"], hide=fields["hide"])
+        view = GraphView(load_world_graph(), world=fields["world"], hide=fields["hide"])
         modes = MIX[fields["type"]]
         drawn = random.Random(f"kg/mode/{seed}")
         (mode,) = drawn.choices(list(modes), list(modes.values()))
@@ -178,14 +152,10 @@ class KgTask(Plugin):
         )
 
     def demonstration(self, problem: Problem, seed: int) -> Demonstration:
-        """Returns the turns of an episode in the environment with default options.
-
-        Raises:
-            NotImplementedError: questions from files have no demonstrations.
-        """
+        """Returns the turns of an episode in the environment with default options."""
         if self.files is not None:
             raise NotImplementedError("task.files: questions from files have no demonstrations")
-        environment = KgEnvironment(graph=self.graph)
+        environment = KgEnvironment()
         state = environment.reset(problem.fields, seed)
         turns: list[str] = []
         observations: list[str] = []
@@ -200,8 +170,7 @@ class KgTask(Plugin):
 
     def _get_question_wordings(self, split: Split) -> Mapping[Type, tuple[_Asked, ...]]:
         every = self.answers == "every"
-        graph = load_named_graph(self.graph)
-        return _build_question_wordings(graph, self.held_out, every, split, tuple(self.types))
+        return _build_question_wordings(self.held_out, every, split, tuple(self.types))
 
     def _problem(
         self,
@@ -213,7 +182,7 @@ class KgTask(Plugin):
         hide: float,
         **more: Any,
     ) -> Problem:
-        view = GraphView(load_named_graph(self.graph), world=world, hide=hide)
+        view = GraphView(load_world_graph(), world=world, hide=hide)
         text = format_question(view, question, template)
         found = [[view.label(e), *view.aliases(e)] for e in question.answers]
         counted = question.type == "count"
@@ -222,7 +191,7 @@ class KgTask(Plugin):
             "answers": [[str(len(found))]] if counted else found,
             "any_of": self.answers == "one" and not counted,
             "type": question.type,
-            "data_source": build_source_name(self.graph),
+            "data_source": "kg.world",
             "world": world,
             "hide": hide,
             "split": split,
@@ -243,35 +212,22 @@ def _sample_unseen_answer(view: GraphView, fields: Mapping[str, Any], rng: rando
         return str(rng.randint(1, 9))
     answer = view.entity(fields["answers"][0][0])
     kind = "" if answer is None else view.kind(answer)
-    return view.label(rng.choice(_list_kind_members(view.graph, kind)))
-
-
-@lru_cache(maxsize=64)
-def _list_kind_members(graph: Graph, kind: str) -> tuple[int, ...]:
-    return tuple(entity for entity in graph.entities if graph.kind(entity) == kind)
+    return view.label(rng.choice([e for e in view.entities if view.kind(e) == kind]))
 
 
 @lru_cache(maxsize=8)
 def _build_question_wordings(
-    graph: Graph,
-    share: float,
-    every: bool,
-    split: Split,
-    types: tuple[Type, ...],
+    share: float, every: bool, split: Split, types: tuple[Type, ...]
 ) -> Mapping[Type, tuple[_Asked, ...]]:
-    """All wordings of the questions of a split.
-
-    Raises:
-        ValueError: a type of `types` has none.
-    """
+    """All wordings of the questions of a split; raises ValueError if a type of `types` has none."""
     wordings = {}
-    for type_, questions in build_question_population(graph, share)[split].items():
+    for type_, questions in build_question_population(load_world_graph(), share)[split].items():
         wordings[type_] = tuple(
             (q, t) for q in questions for t in list_question_templates(q, every)
         )
         if type_ in types and not questions:
             raise ValueError(
-                f"task.types: this graph has no {split} question of the type {type_!r}; "
+                f"task.types: there is no {split} question of the type {type_!r}; "
                 "leave it out, or change `held_out`"
             )
     return wordings

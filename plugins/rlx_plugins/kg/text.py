@@ -1,7 +1,6 @@
 """Writes prompts and observations; untrusted text can neither open nor close a tag in them."""
 
 import unicodedata
-from bisect import bisect_right
 from collections.abc import Sequence
 
 from rlx_plugins.templates import fill_template, list_template_fields
@@ -38,12 +37,8 @@ def escape_text(text: str, limit: int | None = _NAME) -> str:
     """Returns `text` as one line without tags.
 
     `<`, `>` and their Unicode variants become `‹` and `›`; control characters, line breaks and
-    bidirectional marks become spaces; runs of spaces are collapsed, and the ends stripped.
-
-    Args:
-        text: untrusted text.
-        limit: maximum length of the result in characters, at least 1; longer text is truncated and
-            ends in `…`. None for no limit.
+    bidirectional marks become spaces; runs of spaces are collapsed, and the ends stripped. Text of
+    more than `limit` characters is truncated and ends in `…`.
     """
     clean = " ".join(text.translate(_ESCAPES).split())
     return clean if limit is None else _truncate_text(clean, limit)
@@ -57,14 +52,7 @@ def has_visible_text(text: str) -> bool:
 def format_label_list(
     labels: Sequence[str], *, prefix: str, limit: int, max_chars: int
 ) -> tuple[int, str]:
-    """Returns how many labels are shown, and the text: `prefix A, B` or `prefix A, B, +1 more`.
-
-    Args:
-        labels: untrusted texts; each is escaped.
-        prefix: a heading such as `borders of France:`; untrusted as well.
-        limit: maximum number of labels shown.
-        max_chars: maximum length of the text in characters.
-    """
+    """Returns how many labels are shown, and the text: `prefix A, B` or `prefix A, B, +1 more`."""
     most = min(limit, len(labels), max_chars)  # each takes more than a character
     escaped = [escape_text(label) for label in labels[:most]]
     heading = escape_text(prefix, None)
@@ -74,20 +62,13 @@ def format_label_list(
         listed = [*escaped[:count], *([f"+{hidden} more"] if hidden else [])]
         return f"{heading} {', '.join(listed)}".strip()
 
-    if len(join_labels(most)) > max_chars:
-        # Monotonic: a further label adds more characters than the digit that `+k` may lose.
-        fits = bisect_right(range(most), max_chars, key=lambda count: len(join_labels(count)))
-        most = max(0, fits - 1)
+    while most and len(join_labels(most)) > max_chars:
+        most -= 1
     return most, _truncate_text(join_labels(most), max_chars)
 
 
 def format_information(body: str, max_chars: int) -> str:
-    """Returns `<information> body </information>`; truncation never removes the closing tag.
-
-    Args:
-        body: untrusted text; it is escaped as a whole.
-        max_chars: maximum length of the result in characters, above `OVERHEAD`.
-    """
+    """Returns `<information> body </information>`; truncation never removes the closing tag."""
     return f"{_OPEN}{escape_text(body, max_chars - OVERHEAD)}{_CLOSE}"
 
 
@@ -96,11 +77,7 @@ def _truncate_text(text: str, limit: int) -> str:
 
 
 def check_prompt_template(template: str) -> None:
-    """Checks that a template holds `{question}`, perhaps `{entities}`, and no other field.
-
-    Raises:
-        ValueError: it does not, or it is malformed.
-    """
+    """Raises ValueError unless a template has `{question}` and at most `{entities}` besides."""
     names = set(list_template_fields(template))
     if "question" not in names or names - {"question", "entities"}:
         raise ValueError("must hold {question}, perhaps {entities}, and no other field")

@@ -6,11 +6,8 @@ sys.path.insert(0, sys.argv[1])
 
 import numpy as np
 import torch
-from records import Records
+from records import Records, hide
 from verl.trainer.ppo import core_algos as peer
-
-EPS = 1e-6
-"""Of standard deviations, in the peer and in rlx."""
 
 
 def main() -> None:
@@ -28,24 +25,7 @@ def main() -> None:
 
 def draw_rows(records: Records, rows: int, width: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Scores, and masks of responses without gaps."""
-    draw = records.random
-    scores = torch.tensor([draw.choice([0.0, 1.0, 0.5, draw.random()]) for _ in range(rows)])
-    lengths = [draw.randint(1, width) for _ in range(rows)]
-    return scores, torch.tensor([[float(t < n) for t in range(width)] for n in lengths])
-
-
-def random_tensor(records: Records, *shape: int) -> torch.Tensor:
-    """Numbers between -1 and 1."""
-    count = int(np.prod(shape))
-    return torch.tensor([records.random.uniform(-1, 1) for _ in range(count)]).view(shape)
-
-
-def hide(values: torch.Tensor, mask: torch.Tensor) -> list[list[float | None]]:
-    """Values inside the mask, None outside."""
-    return [
-        [v if m else None for v, m in zip(row, inside, strict=True)]
-        for row, inside in zip(values.tolist(), mask.tolist(), strict=True)
-    ]
+    return records.draw_scores(rows), records.draw_mask(rows, width)
 
 
 def add_outcome_estimators(records: Records, number: int) -> None:
@@ -54,7 +34,7 @@ def add_outcome_estimators(records: Records, number: int) -> None:
     groups = np.array(["a", "a", "a", "b", "b", "b", "b", "c" if number else "b"])
     rewards = mask * 0
     rewards[:, 0] = scores
-    baselines = random_tensor(records, 8)
+    baselines = records.random_tensor(8)
     given = {"global_rewards": scores.tolist(), "mask": mask.tolist(), "group_ids": groups.tolist()}
     single = {"singleton": "raw"}
     outcomes = {
@@ -88,8 +68,8 @@ def add_outcome_estimators(records: Records, number: int) -> None:
 def add_token_estimators(records: Records) -> None:
     """Estimators of token rewards; GAE also with tokens of an environment."""
     _, mask = draw_rows(records, 4, 5)
-    values, gamma, lam = random_tensor(records, 4, 5), 0.9, 0.8
-    rewards = random_tensor(records, 4, 5) * mask
+    values, gamma, lam = records.random_tensor(4, 5), 0.9, 0.8
+    rewards = records.random_tensor(4, 5) * mask
     given = {"token_rewards": rewards.tolist(), "mask": mask.tolist()}
     plus, _ = peer.compute_reinforce_plus_plus_outcome_advantage(rewards, mask, gamma)
     records.add(
@@ -99,7 +79,7 @@ def add_token_estimators(records: Records) -> None:
         {"gamma": gamma},
     )
     gaps = torch.tensor([[1.0, 1, 0, 1, 1], [1, 0, 0, 1, 1], [1, 1, 1, 1, 1], [1, 0, 1, 0, 1]])
-    rewards = random_tensor(records, 4, 5) * gaps
+    rewards = records.random_tensor(4, 5) * gaps
     advantages, returns = peer.compute_gae_advantage_return(rewards, values, gaps, gamma, lam)
     records.add(
         "estimators.gae",
@@ -142,7 +122,7 @@ def add_turn_estimators(records: Records) -> None:
 def add_losses(records: Records) -> None:
     """Token losses, one at a time, and their aggregation."""
     _, mask = draw_rows(records, 3, 4)
-    losses, kinds = random_tensor(records, 3, 4), [0, 0, 0]
+    losses, kinds = records.random_tensor(3, 4), [0, 0, 0]
     given = {"losses": losses.tolist(), "mask": mask.tolist(), "kinds": kinds}
     for theirs, ours, lengths in (
         ("token-mean", "token_mean", None),
@@ -156,7 +136,7 @@ def add_losses(records: Records) -> None:
         records.add(
             "loss.aggregate_losses", {**given, **more}, {"value": total}, {"aggregate": ours}
         )
-    ratios, advantages = random_tensor(records, 12) * 2, random_tensor(records, 12)
+    ratios, advantages = records.random_tensor(12) * 2, records.random_tensor(12)
     zero, one = torch.zeros(1, 1), torch.ones(1, 1)
     each = [
         peer.compute_policy_loss(zero, r.view(1, 1), a.view(1, 1), one, 0.2, 0.2, 0.28)[0].item()
@@ -168,7 +148,7 @@ def add_losses(records: Records) -> None:
         {"value": each},
         {"clip": [0.2, 0.28], "dual_clip": 3.0},
     )
-    old, new, returns = (random_tensor(records, 12) for _ in range(3))
+    old, new, returns = (records.random_tensor(12) for _ in range(3))
     each = [
         peer.compute_value_loss(n.view(1, 1), r.view(1, 1), o.view(1, 1), one, 0.2)[0].item()
         for n, r, o in zip(new, returns, old, strict=True)
@@ -184,7 +164,7 @@ def add_losses(records: Records) -> None:
 
 def add_kl(records: Records) -> None:
     """KL estimates, and the controller of the coefficient."""
-    logprobs, reference = random_tensor(records, 6) * 4, random_tensor(records, 6) * 4
+    logprobs, reference = records.random_tensor(6) * 4, records.random_tensor(6) * 4
     given = {"logprobs": logprobs.tolist(), "reference": reference.tolist()}
     for kind in ("k1", "abs", "k2", "k3"):
         terms = peer.kl_penalty(logprobs, reference, kind)

@@ -39,15 +39,8 @@ def take_gradient(loss: Callable[[Any], Any], drawn: Mapping[str, Any]) -> dict[
 
 
 def run_branch(source: str, word: str, names: dict[str, Any]) -> dict[str, Any]:
-    """Runs an `if` of a peer's source that has a word in it, and returns its variables.
-
-    Some peers compute advantages in the middle of a method that also samples and scores.
-
-    Args:
-        source: of a module or class.
-        word: a variable or attribute of the branch, whose own statements set `advantages`.
-        names: variables that the branch reads.
-    """
+    """Runs the `if` of a peer's source that has a word in it and sets `advantages`, and returns its
+    variables: some peers compute advantages amid a method that also samples and scores."""
     found = [
         node
         for node in ast.walk(ast.parse(textwrap.dedent(source)))
@@ -59,13 +52,8 @@ def run_branch(source: str, word: str, names: dict[str, Any]) -> dict[str, Any]:
 
 
 def run_function(source: str, name: str, names: dict[str, Any]) -> Callable[..., Any]:
-    """A function of a peer's module, without what the rest of the module imports.
-
-    Args:
-        source: of the module.
-        name: of the function.
-        names: what it reads of the module.
-    """
+    """A function of a peer's module, without what the rest of the module imports; `names` are what
+    it reads of the module."""
     tree = ast.parse(source)
     (found,) = [n for n in tree.body if isinstance(n, ast.FunctionDef) and n.name == name]
     found.decorator_list, found.returns = [], None
@@ -80,12 +68,8 @@ def _sets(branch: ast.If, name: str) -> bool:
 
 
 class Records:
-    """Collects records and writes them as JSON.
-
-    Args:
-        source: where the outputs come from.
-        tolerances: of the file, for peers that compute in float32.
-    """
+    """Collects records and writes them as JSON, with tolerances for peers that compute in
+    float32."""
 
     def __init__(self, source: str, **tolerances: float) -> None:
         self.random = random.Random(int(sys.argv[3]) if len(sys.argv) > 3 else 0)

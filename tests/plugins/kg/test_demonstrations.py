@@ -2,15 +2,12 @@
 
 import json
 import re
-from collections import Counter
 from pathlib import Path
 
-import pytest
 from rows import each_row
 
 import rlx.plugin
 from rlx.plugin import Action, Problem, Sample
-from rlx_plugins.kg.demonstrations import MIX, parse_listed_names
 from rlx_plugins.kg.environment import KgEnvironment
 from rlx_plugins.kg.questions import TYPES
 from rlx_plugins.kg.rollout_rewards import KgExactMatch, RetrievalQuality
@@ -84,35 +81,6 @@ def test_good_episodes_of_the_hard_types(type_):
             assert KgExactMatch().score(play(task, problem, seed, short)[2][-1]).value == 1.0
 
 
-def test_a_good_episode_for_every_answer_names_them_all():
-    task = KgTask(answers="every", types={"forward": 1.0, "inverse": 1.0})
-    environment = KgEnvironment(hints=False, limit=100)
-    for seed, problem in enumerate(lessons(task, 100, "good")):
-        *_, samples = play(task, problem, seed, environment)
-        assert KgExactMatch().score(samples[-1]).value == 1.0
-
-
-def test_a_fixed_episode_stays_what_it_is():
-    fields = {
-        "type": "forward",
-        "start": ["North Korea"],
-        "chain": [["tail", "language"]],
-        "answers": [["Korean"]],
-        "any_of": True,
-        "world": 0,
-        "hide": 0.0,
-        "mode": "good",
-    }
-    problem = Problem(id="x", prompt="what is the language of North Korea ?", fields=fields)
-    turns, steps, _ = play(TASK, problem, 0)
-    assert turns == [
-        "<think> find language of North Korea</think>"
-        "<kg-query>get_tail_entities( North Korea, language)</kg-query>",
-        "<think> answer found</think><answer> Korean</answer>",
-    ]
-    assert steps[0].observation == "<information> language of North Korea: Korean </information>"
-
-
 # Poor ones ----------------------------------------------------------------------------------------
 
 
@@ -150,21 +118,6 @@ def test_a_slip_costs_a_turn_alone(mode, error):
     assert {asked[1]["duplicate"] for asked in infos} == {mode == "duplicate"}
 
 
-def test_most_lessons_are_poor():
-    right = Counter()
-    for seed, problem in enumerate(lessons(TASK, 1500)):
-        right[KgExactMatch().score(play(TASK, problem, seed)[2][-1]).value] += 1
-    assert 0.3 < right[1.0] / 1500 < 0.5
-    assert all(sum(weights.values()) == pytest.approx(1.0) for weights in MIX.values())
-
-
-def test_the_next_turn_depends_on_its_arguments_alone():
-    problem = TASK.lesson(20_000, 0)
-    turns = play(TASK, problem, 3)[0]
-    assert play(TASK, problem, 3)[0] == turns
-    assert len({tuple(play(TASK, problem, seed)[0]) for seed in range(40)}) > 3
-
-
 # Words --------------------------------------------------------------------------------------------
 
 
@@ -178,18 +131,3 @@ def test_every_text_is_made_of_the_tokens_of_the_tokenizer_named_world():
         turns, steps, _ = play(task, problem, index)
         for text in (f"{problem.prompt}\n", *turns, *(s.observation for s in steps)):
             assert "".join(known.findall(text)) == text
-
-
-@each_row(
-    ("observation", "names"),
-    [
-        ("<information> borders of A: B, C c </information>", ("B", "C c")),
-        ("<information> borders of A: B, +12 more </information>", ("B",)),
-        ("<information> borders of A: +12 more </information>", ()),
-        ("<information> error FORMAT_ERROR: write this, that </information>", ()),
-        ("\n<information> with b A: B </information>\nAnswer now: C, D", ("B",)),
-        ("", ()),
-    ],
-)
-def test_what_an_observation_lists(observation, names):
-    assert parse_listed_names(observation) == names

@@ -1,10 +1,7 @@
 """The shipped graph of the world: its shape, its names, and facts that are easily mixed up."""
 
-import csv
 import re
-from collections import Counter, defaultdict
-from dataclasses import dataclass
-from functools import cache
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -13,127 +10,35 @@ from rows import each_row
 from world_source import build_world_table, normalize_label
 
 import rlx_plugins
+from rlx_plugins.kg.graph import find_symmetric_relations, load_world_graph
 
 WORLD = Path(rlx_plugins.__file__).parent / "kg" / "data" / "world.tsv"
-RELATIONS = {"borders", "capital", "continent", "currency", "domain", "language"}
-LABEL = re.compile(r"\.[a-z]{2}|[A-Za-z]+([ -][A-Za-z]+)*")
+GRAPH = load_world_graph()
+COUNTRIES = [e for e in GRAPH.entities if GRAPH.kind(e) == "country"]
 
 
-@dataclass(frozen=True, slots=True)
-class World:
-    kinds: dict[str, list[str]]
-    labels: dict[str, list[str]]
-    aliases: dict[str, list[str]]
-    facts: list[tuple[str, str, str]]
-
-    def known(self, country: str, relation: str) -> set[str]:
-        """Labels of what a country, by label, stands in a relation to."""
-        names = {entity: label for entity, (label,) in self.labels.items()}
-        return {names[o] for s, r, o in self.facts if names[s] == country and r == relation}
-
-
-@cache
-def world() -> World:
-    lines = [li for li in WORLD.read_text(encoding="utf-8").splitlines() if not li.startswith("#")]
-    rows = [(s, r, o) for s, r, o in csv.reader(lines, delimiter="\t", quoting=csv.QUOTE_NONE)]
-    described: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
-    for subject, relation, value in rows:
-        described[relation][subject].append(value)
-    return World(
-        kinds=described["rlx:kind"],
-        labels=described["rlx:label"],
-        aliases=described["rlx:alias"],
-        facts=[row for row in rows if not row[1].startswith("rlx:")],
-    )
-
-
-def of_kind(kind: str) -> set[str]:
-    return {entity for entity, kinds in world().kinds.items() if kinds == [kind]}
-
-
-def objects(relation: str) -> dict[str, list[str]]:
-    """What every country, by id, stands in a relation to."""
-    found: dict[str, list[str]] = {country: [] for country in of_kind("country")}
-    for subject, name, value in world().facts:
-        if name == relation:
-            found[subject].append(value)
-    return found
-
-
-# Shape -------------------------------------------------------------------------------------------
-
-
-def test_every_entity_has_one_kind_and_one_label_and_every_fact_is_about_a_country():
-    used = {entity for s, _, o in world().facts for entity in (s, o)}
-    assert used == world().kinds.keys() == world().labels.keys()
-    assert world().aliases.keys() <= used
-    assert all(len(values) == 1 for values in [*world().kinds.values(), *world().labels.values()])
-    assert {relation for _, relation, _ in world().facts} == RELATIONS
-    assert {subject for subject, _, _ in world().facts} == of_kind("country")
-    assert len(set(world().facts)) == len(world().facts)
-
-
-@each_row("relation", sorted(RELATIONS - {"borders"}))
-def test_a_relation_leads_to_its_own_kind_and_every_country_has_it(relation):
-    assert {o for values in objects(relation).values() for o in values} == of_kind(relation)
-    assert all(objects(relation).values())
-
-
-@each_row("relation", ["capital", "continent", "domain"])
-def test_a_country_has_exactly_one(relation):
-    assert {len(values) for values in objects(relation).values()} == {1}
-
-
-@each_row("relation", ["capital", "domain"])
-def test_no_two_countries_share_one(relation):
-    assert len(of_kind(relation)) == len(of_kind("country")) == 196
-
-
-def test_borders_are_symmetric_and_lead_elsewhere():
-    borders = objects("borders")
-    assert all(country in borders[other] for country, others in borders.items() for other in others)
-    assert all(country not in others for country, others in borders.items())
-
-
-# Names -------------------------------------------------------------------------------------------
-
-
-def test_labels_are_plain_words():
-    assert [label for (label,) in world().labels.values() if not LABEL.fullmatch(label)] == []
+def test_every_country_has_what_questions_ask_for():
+    verbs = {GRAPH.relation_name(r): r for r in GRAPH.relations}
+    assert set(verbs) == {"borders", "capital", "continent", "currency", "domain", "language"}
+    assert len(COUNTRIES) == 196
+    assert {s for s, _, _ in GRAPH.triples()} == set(COUNTRIES)
+    for name, verb in verbs.items():
+        found = [GRAPH.tails(country, verb) for country in COUNTRIES]
+        kinds = {GRAPH.kind(o) for objects in found for o in objects}
+        assert kinds == {"country" if name == "borders" else name}
+        if name in ("capital", "continent", "domain"):
+            assert {len(objects) for objects in found} == {1}
+    assert find_symmetric_relations(GRAPH) == {verbs["borders"]}
 
 
 def test_every_name_means_one_entity():
     """Labels, aliases and ids, in any case: a question or an answer can never mean two things."""
     names = Counter(
         name
-        for entity in world().labels
-        for name in {
-            n.casefold()
-            for n in (entity, *world().labels[entity], *world().aliases.get(entity, ()))
-        }
+        for e in GRAPH.entities
+        for name in {n.casefold() for n in (GRAPH.id(e), GRAPH.label(e), *GRAPH.aliases(e))}
     )
     assert [name for name, count in names.items() if count > 1] == []
-
-
-@each_row(
-    ("alias", "label"),
-    [
-        ("Bogotá", "Bogota"),
-        ("Côte d’Ivoire", "Ivory Coast"),
-        ("São Tomé", "Sao Tome"),
-        ("Trinidad & Tobago", "Trinidad and Tobago"),
-        ("EUR", "Euro"),
-        ("Burma", "Myanmar"),
-        ("N'Djamena", "NDjamena"),
-    ],
-)
-def test_other_names_are_kept(alias, label):
-    assert [e for e, names in world().aliases.items() if alias in names] == [
-        e for e, names in world().labels.items() if names == [label]
-    ]
-
-
-# Facts -------------------------------------------------------------------------------------------
 
 
 @each_row(
@@ -148,14 +53,12 @@ def test_other_names_are_kept(alias, label):
         ("Bulgaria", "currency", "Bulgarian Lev"),
         ("Panama", "currency", "Panamanian Balboa, US Dollar"),
         ("Turkey", "continent", "Asia"),
-        ("United Kingdom", "domain", ".uk"),
+        ("UK", "domain", ".uk"),
     ],
 )
 def test_facts_that_are_easily_mixed_up(country, relation, labels):
-    assert world().known(country, relation) == set(labels.split(", "))
-
-
-# Sources -----------------------------------------------------------------------------------------
+    found = GRAPH.tails(GRAPH.entity(country), GRAPH.relation(relation))
+    assert [GRAPH.label(o) for o in found] == labels.split(", ")
 
 
 def test_the_file_is_what_the_builder_makes():

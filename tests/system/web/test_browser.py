@@ -76,8 +76,6 @@ def test_every_section_of_a_run_has_its_charts(visit, real, known, run):
     evaluations = known.results.evaluations(run, "held_out")
     measured = sum(e.metrics.get("brier") is not None for e in evaluations)
     assert page.locator(".reliability").count() == measured or run == KG
-    if run == PROBE:
-        assert page.locator(".probe polyline").count() >= 1
     assert page.get_by_text("rlx submit").count() >= 1
 
 
@@ -96,19 +94,6 @@ def test_a_chart_says_the_values_at_the_pointer(visit, real, known):
     assert figure.locator(".u-cursor-pt:not(.u-off)").count() >= 3
     page.mouse.move(2, 2)
     expect(figure.locator(".legend > .faint")).to_have_text("")
-
-
-def test_seeds_fold_and_unfold(visit, real):
-    page = visit(real)
-    page.goto("/")
-    fold, member = page.get_by_role("button", name="2 runs"), page.locator(".member").first
-    expect(fold).to_have_attribute("aria-expanded", "false")
-    expect(member).to_be_hidden()
-    fold.click()
-    expect(fold).to_have_attribute("aria-expanded", "true")
-    expect(member).to_be_visible()
-    fold.press("Enter")
-    expect(member).to_be_hidden()
 
 
 def test_rollouts_by_keyboard(visit, real):
@@ -182,16 +167,3 @@ def test_tokens_by_arrow_keys_and_in_a_table(visit, real, known):
     assert float(cells[5]) == pytest.approx(kept["advantages"][0], rel=1e-3, abs=1e-9)
     page.keyboard.press("]")
     page.wait_for_url(f"**/rollouts/{step}/1")
-
-
-def test_a_token_and_a_range_of_tokens_have_addresses(visit, real):
-    page = visit(real)
-    page.goto(f"/runs/{RLCR}/rollouts/6/0#t12")
-    page.locator("#t12.chosen").wait_for()
-    assert page.locator("#readout").inner_text().startswith("#12")
-    page.goto(f"/runs/{RLCR}/rollouts/6/0?tokens=3-8")
-    page.locator("body[data-ready]").wait_for()
-    boxes = page.eval_on_selector_all("#tokens > *", "all => all.map((e) => e.id)")
-    assert boxes == [f"t{n}" for n in range(3, 8)]
-    page.get_by_role("link", name="after →").click()
-    page.wait_for_url("**tokens=8-*")

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 from browsing import draw_sections
 from patience import wait_until
-from playwright.sync_api import expect
 
 import rlx_web
 
@@ -47,15 +46,6 @@ def drawn(visit, plain_site):
     return begin
 
 
-def test_curves_come_before_evaluations_and_the_index_names_both(plain):
-    page = plain.page(RUN)
-    ids = page.values("id")
-    order = [ids.index(i) for i in ("curves-0", "evaluation-0", "probe-0", "spec")]
-    assert order == sorted(order)
-    links = [link for link in page.values("href") if link.startswith("#") and link != "#main"]
-    assert {f"#{i}" for i in ids} >= set(links) and len(links) == len(set(links)) >= 8
-
-
 def test_without_scripts_every_metric_has_its_newest_value(visit, plain_site, known):
     page = visit(plain_site, java_script_enabled=False)
     page.goto(RUN)
@@ -65,17 +55,6 @@ def test_without_scripts_every_metric_has_its_newest_value(visit, plain_site, kn
         sorted(v for _, v in values.values()), rel=1e-3
     )
     assert page.locator("#plots").is_hidden(), "no advice on what cannot be done"
-
-
-def test_a_pointer_in_one_chart_shows_every_chart_at_that_step(drawn):
-    page = drawn()
-    rest = entry(page, "by turn").inner_text()
-    chart(page, "odd").locator(".u-over").hover(position={"x": 2, "y": 40})
-    expect(entry(page, "odd")).to_have_text("1")
-    expect(entry(page, "by turn")).to_have_text("0.25")
-    expect(chart(page, "by turn").locator(".legend > .faint")).to_have_text("step 1")
-    page.mouse.move(2, 2)
-    expect(entry(page, "by turn")).to_have_text(rest)
 
 
 def test_a_drag_zooms_every_chart(drawn):

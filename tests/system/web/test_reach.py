@@ -185,12 +185,3 @@ def test_the_page_of_runs_goes_on_with_them(alive, visit, registry):
         submit(registry, 1, name="another", digest="e")
         page.clock.fast_forward(5100)
     assert page.get_by_text("another").is_visible()
-
-
-def test_a_click_asks_a_run_to_stop(alive, visit, registry):
-    run, address = alive
-    page = visit(address)
-    page.goto(f"/runs/{run}")
-    page.get_by_role("button", name="Stop").click()
-    page.get_by_text("asked to stop").wait_for()
-    assert registry.run(run).request == "stop"

@@ -10,12 +10,7 @@ from functools import partial
 from io import FileIO
 from typing import Any
 
-from rlx_registry import (
-    ENDED,
-    NotFoundError,
-    Registry,
-    RunRecord,
-)
+from rlx_registry import ENDED, NotFoundError, Registry, RunRecord
 
 LOG = "run.log"
 PROGRESS = "progress.json"
@@ -26,11 +21,7 @@ CHUNK = 256 * 1024
 
 
 def open_download(registry: Registry, ref: str, path: str) -> FileIO:
-    """Opens the log or a recorded artifact of a run; whoever reads it closes it.
-
-    Raises:
-        NotFoundError: the run has no such artifact, or it is no plain file in the run's folder.
-    """
+    """Opens the log or a recorded artifact of a run, if it is a plain file in the run's folder."""
     record = registry.run(ref)
     if path != LOG and path not in {a.path for a in registry.results.artifacts(record.id)}:
         raise NotFoundError(f"{record.id} has no artifact {path}")
@@ -56,10 +47,8 @@ def list_run_files(registry: Registry, record: RunRecord) -> list[dict[str, Any]
     return [file for file in files if file["path"] != LOG or file["bytes"] is not None]
 
 
-def build_log_page(
-    registry: Registry, ref: str, before: int | None = None, after: int | None = None
-) -> dict[str, Any]:
-    """A part of a run's log: its end; the part that ends at `before`; or what follows `after`.
+def build_log_page(registry: Registry, ref: str, after: int | None = None) -> dict[str, Any]:
+    """The end of a run's log, or what follows the byte `after`.
 
     While a run goes on, a last line without an end is left out until it has one.
     """
@@ -68,7 +57,6 @@ def build_log_page(
         "run": {"id": record.id, "name": record.name, "seed": record.seed}
         | {"status": record.effective_status},
         "path": LOG,
-        "before": before,
         "lines": [],
         "start": 0,
         "end": after or 0,
@@ -76,9 +64,8 @@ def build_log_page(
     }
     with suppress(OSError), _open_plain_file(record, LOG) as file:
         size = os.fstat(file.fileno()).st_size
-        end = size if before is None else min(before, size)
-        start = max(0, end - LOG_BYTES) if after is None else min(after, end)
-        end = min(end, start + LOG_BYTES)
+        start = max(0, size - LOG_BYTES) if after is None else min(after, size)
+        end = min(size, start + LOG_BYTES)
         content = os.pread(file.fileno(), end - start, start)
         if start and after is None:  # the rest of a line that the earlier part has
             start += content.find(b"\n") + 1
@@ -92,10 +79,7 @@ def build_log_page(
 
 
 def read_run_progress(record: RunRecord) -> dict[str, Any] | None:
-    """What a run does now: its stage, `done` of `total`, figures; None if it does nothing.
-
-    A run writes it for whoever looks: a file that is missing or unreadable is no progress.
-    """
+    """What a run does now: its stage, `done` of `total`, figures; None if it says nothing."""
     if record.effective_status != "running":
         return None
     wrong = suppress(OSError, ValueError, TypeError, KeyError)
@@ -117,11 +101,7 @@ def _find_file_size(record: RunRecord, path: str) -> int | None:
 
 
 def _open_plain_file(record: RunRecord, path: str) -> FileIO:
-    """Opens a regular file below a run's folder; no part of its path may be a link.
-
-    Raises:
-        OSError: there is no such file.
-    """
+    """Opens a regular file below a run's folder; no part of its path may be a link."""
     parts = path.split("/")
     if record.directory is None or "\0" in path or any(part in ("", ".", "..") for part in parts):
         raise FileNotFoundError(errno.ENOENT, "no such file in the run's folder", path)

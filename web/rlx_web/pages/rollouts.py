@@ -28,25 +28,18 @@ SCREEN = 4
 
 
 def build_rollouts_page(
-    registry: Registry,
-    ref: str,
-    step: int,
-    query: RolloutQuery,
-    against: int | None,
-    page: int,
+    registry: Registry, ref: str, step: int, query: RolloutQuery, page: int
 ) -> dict[str, Any]:
-    """One page of the trees of a step that match a query; or one problem at two steps.
-
-    Args:
-        against: another step, whose trees of the same problem are shown beside.
-        page: from 1.
+    """One page, counted from 1, of the trees of a step that match a query.
 
     Raises:
-        NotFoundError: a step has no recorded rollouts.
+        NotFoundError: the step has no recorded rollouts.
     """
     record = registry.run(ref)
     steps = registry.results.rollout_steps(record.id)
-    at = _get_step_position(record, steps, step)
+    if step not in steps:
+        raise NotFoundError(f"{record.id} has no rollouts of step {step}")
+    at = steps.index(step)
     wanted, unread = registry.queries.matching_trees(record.id, step, query), None
     if query.text is not None:  # which may be in a preview, or anywhere in the messages
         others = registry.queries.matching_trees(record.id, step, replace(query, text=None))
@@ -56,39 +49,26 @@ def build_rollouts_page(
     page = min(page, pages)
     largest = registry.queries.largest_advantages(record.id, step)
     trees = _build_step_trees(registry, record, step, wanted[(page - 1) * SCREEN : page * SCREEN])
-    other = None
-    if query.problem is not None and against is not None:
-        _get_step_position(record, steps, against)
-        there = registry.queries.matching_trees(
-            record.id, against, RolloutQuery(problem=query.problem)
-        )
-        other = {
-            "step": against,
-            "largest": registry.queries.largest_advantages(record.id, against),
-            **_build_step_trees(registry, record, against, there[:SCREEN]),
-        }
     with_problem = (
         registry.queries.problem_steps(record.id, query.problem) if query.problem else None
     )
-    visible = [*trees["trees"], *(other["trees"] if other else ())]
     return {
         "run": build_run_summary(record),
         "step": step,
         "steps": {"first": steps[0], "last": steps[-1], "count": len(steps)},
         "previous": steps[at - 1] if at else None,
         "next": steps[at + 1] if at + 1 < len(steps) else None,
-        "query": asdict(query) | {"against": against},
+        "query": asdict(query),
         "page": page,
         "pages": pages,
         "matching": len(wanted),
         "largest": largest,
         "problem_steps": with_problem,
-        "reward_range": find_reward_range(row for tree in visible for row in tree["rows"]),
+        "reward_range": find_reward_range(row for tree in trees["trees"] for row in tree["rows"]),
         "statistics": registry.results.rollout_body(record.id, step).statistics,
         "turns": sorted(largest),
         **trees,
         "missing": trees["missing"] or unread,
-        "beside": other,
     }
 
 
@@ -109,22 +89,12 @@ def find_reward_range(rows: Iterable[Mapping[str, Any]]) -> tuple[float, float]:
 
 
 def nearest_step(registry: Registry, ref: str, step: int) -> int:
-    """The recorded step nearest to `step`.
-
-    Raises:
-        NotFoundError: no rollouts are recorded.
-    """
+    """The recorded step nearest to `step`."""
     record = registry.run(ref)
     steps = registry.results.rollout_steps(record.id)
     if not steps:
         raise NotFoundError(f"{record.id} has no recorded rollouts")
     return min(steps, key=lambda s: (abs(s - step), s))
-
-
-def _get_step_position(record: RunRecord, steps: Sequence[int], step: int) -> int:
-    if step not in steps:
-        raise NotFoundError(f"{record.id} has no rollouts of step {step}")
-    return steps.index(step)
 
 
 def _build_step_trees(
@@ -166,15 +136,11 @@ def _build_rollout_tree(
 
 
 def _build_tree_node(row: RolloutIndex, body: Any, kept: Any) -> dict[str, Any]:
-    messages = (
-        []
-        if body is None or kept is None
-        else list_messages_between(body, kept["parent"], kept["segment"])
-    )
-    own = [turn for turn in messages if turn["author"] == "policy"]
-    whole = None if body is None or kept is None else body["segments"][kept["segment"]]
-    entries = [entry for turn in own for entry in turn["rewards"]]
-    entries += [] if whole is None else build_reward_cells(whole["global_rewards"])
+    messages, entries = [], []
+    if body is not None and kept is not None:
+        messages = list_messages_between(body, kept["parent"], kept["segment"])
+        entries = [e for said in messages if said["author"] == "policy" for e in said["rewards"]]
+        entries += build_reward_cells(body["segments"][kept["segment"]]["global_rewards"])
     return asdict(row) | {"said": messages, "entries": entries, "below": []}
 
 

@@ -4,7 +4,7 @@ import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from rlx_registry import ENDED, FIGURES, Curve, EvaluationRecord, Registry, RunRecord, is_idle
 from rlx_web.pages.files import build_log_page, list_run_files, read_run_progress
@@ -26,21 +26,15 @@ LOG_LINES = 20
 NEWS = 2000
 """Maximum number of metric values returned per poll."""
 
-
-class TrackerLink(Protocol):
-    """A page of a tracker; `store` is what a command must serve first, None if it is served."""
-
-    @property
-    def url(self) -> str: ...
-    @property
-    def store(self) -> str | None: ...
+FindLink = Callable[[Sequence[RunRecord]], Any]
+"""Returns the page of a tracker that shows some runs, with its `url` and the `store` that a command
+must serve first; None if there is none."""
 
 
-FindLink = Callable[[Sequence[RunRecord]], TrackerLink | None]
-
-
-def build_run_page(registry: Registry, ref: str, find_link: FindLink) -> dict[str, Any]:
-    """The data of a run's page: status, charts, evaluations, probes, events, spec, commands."""
+def build_run_page(
+    registry: Registry, ref: str, find_link: Callable[[Sequence[RunRecord]], Any]
+) -> dict[str, Any]:
+    """The data of a run's page: status, charts, evaluations, events, spec, commands."""
     record = registry.run(ref)
     evaluations = registry.results.evaluations(record.id, with_payload=False)
     events = registry.results.events(record.id, limit=EVENTS)
@@ -54,7 +48,7 @@ def build_run_page(registry: Registry, ref: str, find_link: FindLink) -> dict[st
     default = "default" if origins else None  # of options that plugins filled in
     return {
         "run": build_run_summary(record) | {"eta": _compute_remaining_seconds(registry, record)},
-        **run_sections(registry, record.id),
+        "sections": build_metric_sections(names),
         "latest": {name: {"step": step, "value": value} for name, (step, value) in newest.items()},
         "seq": registry.queries.last_seq(record.id),
         "headline": {  # whether it learns
@@ -62,7 +56,6 @@ def build_run_page(registry: Registry, ref: str, find_link: FindLink) -> dict[st
             "held_out": held_out[0] if held_out else None,
         },
         "evaluations": tables,
-        "probes": build_probe_tables(evaluations),
         "events": [asdict(event) for event in events],
         "events_left_out": registry.queries.count_events(record.id) - len(events),
         "figures": TITLES,
@@ -92,24 +85,14 @@ def build_run_page(registry: Registry, ref: str, find_link: FindLink) -> dict[st
 
 
 def _count_idle_steps(registry: Registry, run: RunRecord) -> int:
-    """The latest steps without a gradient; 0 if they are too few to be worth a warning."""
+    """The latest steps without a gradient; 0 if they are too few for a warning."""
     idle = registry.queries.idle_steps([run.id])[run.id]
     return idle if is_idle(idle, run.step) else 0
 
 
-def run_sections(registry: Registry, ref: str) -> dict[str, Any]:
-    """The names of a run's curves, by section and chart."""
-    names = registry.queries.metric_names(registry.run(ref).id)
-    return {"sections": [asdict(section) for section in build_metric_sections(names)]}
-
-
 def live_run(registry: Registry, ref: str, after: int, event: int) -> dict[str, Any]:
-    """Updates for an open run page.
-
-    Args:
-        after: `seq` of the last metric value that the page has.
-        event: id of the last event that the page has.
-    """
+    """Updates for an open run page, which has the metric values until `after` and the events until
+    `event`."""
     record = registry.run(ref)
     points: dict[str, Curve] = {}
     for row in registry.results.metric_rows_after(record.id, after, NEWS):
@@ -131,15 +114,13 @@ def build_run_summary(record: RunRecord) -> dict[str, Any]:
 
 
 def evaluation_tables(records: Sequence[EvaluationRecord]) -> list[dict[str, Any]]:
-    """One table per suite: evaluations as columns, metrics as rows, and the change by training.
-
-    `bins` are for the reliability diagrams: one list per evaluation that has them.
-    """
+    """One table per suite or probe: evaluations as columns, metrics as rows, and the change by
+    training; `bins` are for the reliability diagrams, of each evaluation that has them."""
     tables = []
-    plain = [record for record in records if not record.suite.startswith("probe/")]
-    for suite in sorted({record.suite for record in plain}):
+    suites = sorted({r.suite for r in records}, key=lambda s: (s.startswith("probe/"), s))
+    for suite in suites:
         across = sorted(
-            (r for r in plain if r.suite == suite), key=lambda r: (ORDER[r.label], r.step)
+            (r for r in records if r.suite == suite), key=lambda r: (ORDER[r.label], r.step)
         )
         ends = [r for r in across if r.label != "step"] or across[-1:]
         figures = [dict(_flatten_metrics(record.metrics)) for record in ends]
@@ -163,36 +144,6 @@ def evaluation_tables(records: Sequence[EvaluationRecord]) -> list[dict[str, Any
         ]
         tables.append({"suite": suite, "columns": columns, "rows": rows, "bins": bins})
     return tables
-
-
-def build_probe_tables(records: Sequence[EvaluationRecord]) -> list[dict[str, Any]]:
-    """The newest result of each probe scheme, with its curves over the share of the reasoning."""
-    newest: dict[str, EvaluationRecord] = {}
-    for record in records:
-        if record.suite.startswith("probe/"):
-            newest[record.suite.removeprefix("probe/")] = record
-    return [
-        {
-            "scheme": scheme,
-            "step": r.step,
-            "label": r.label,
-            "n": r.n,
-            "figures": r.metrics,
-            "curves": _build_share_curves(r.metrics),
-        }
-        for scheme, r in newest.items()
-    ]
-
-
-def _build_share_curves(figures: Mapping[str, Any]) -> dict[str, list[tuple[float, float]]]:
-    """Curves over the given share of the reasoning, evenly spaced from 0 to 1."""
-    found = {}
-    for name in ("p_correct", "same"):
-        bands = figures.get(name)
-        if isinstance(bands, list) and len(bands) > 1:
-            means = [band.get("mean") if isinstance(band, Mapping) else None for band in bands]
-            found[name] = [(i / (len(means) - 1), m) for i, m in enumerate(means) if m is not None]
-    return {name: points for name, points in found.items() if points}
 
 
 def _flatten_metrics(metrics: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:

@@ -17,5 +17,5 @@ function show(data) {
   return !ENDED.includes(data.run.status);
 }
 
-if (!ENDED.includes(box.dataset.status) && !new URLSearchParams(location.search).has("before"))
+if (!ENDED.includes(box.dataset.status))
   follow(() => `${location.pathname}.json?after=${end}`, show);

@@ -128,7 +128,7 @@ function unfold() {
 }
 
 async function begin() {
-  const data = await got(`${place}/sections.json`);
+  const data = await got(`${place}.json`);
   if (!data) return;
   ({ sections } = data);
   const watch = new IntersectionObserver((entries) => {

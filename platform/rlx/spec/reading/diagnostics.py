@@ -1,7 +1,6 @@
-"""Diagnostics of an experiment file, and pure functions that format them as text.
+"""Diagnostics of an experiment file, and their text in the style of compilers.
 
-The text follows the style of compilers: message, location, source line, carets, then help. It is
-plain text; the command line adds color. Control characters from a file never reach the text.
+Control characters from a file never reach the text.
 """
 
 import re
@@ -14,7 +13,6 @@ from rlx.errors import EnvironmentFault, PluginError, SpecError
 from rlx.spec.base import FaultKind, KeyPath
 from rlx.text import escape_unprintable, redact_passwords
 
-_ORDER: tuple[FaultKind, ...] = get_args(FaultKind)
 _OTHER_NAMES = {
     "algorithm": "estimator",
     "bf16": "bfloat16",
@@ -32,15 +30,8 @@ _WIDEST = 140
 
 @dataclass(frozen=True, slots=True)
 class SourceLocation:
-    """A range of characters on one line of a source.
-
-    Attributes:
-        file: name as the user gave it, or `<override>`.
-        line: from 1; for an override, its number among the overrides.
-        column: from 1, in characters.
-        width: characters to underline, at least 1.
-        text: the whole line.
-    """
+    """A range of characters on one line of a source, by its name as the user gave it, or
+    `<override>`; lines (of overrides, their numbers) and columns count from 1."""
 
     file: str
     line: int
@@ -57,16 +48,13 @@ class Diagnostic:
     """One error or warning.
 
     Attributes:
-        kind: category of the fault; determines the order in a report.
+        kind: determines the order in a report.
         message: one line, without a final full stop.
         path: the key it is about; empty if it is about the whole file.
         against: a second key it is about, located instead of `path` if the file lacks `path`.
-        meant: the valid key that an unknown key was probably meant to be; or the valid name, where
-            the name that selects a section's kind is unknown.
-        position: location in the file, or None.
+        meant: the valid key or name that an unknown one was probably meant to be.
         helps: what to do about it.
         notes: additional information; each may have several lines.
-        severity: warnings do not stop a run.
     """
 
     kind: FaultKind
@@ -103,22 +91,11 @@ class Diagnostic:
 
 
 def build_error(
-    path: KeyPath,
-    message: str,
-    *helps: str,
-    against: KeyPath = (),
-    kind: FaultKind = "conflict",
-    notes: tuple[str, ...] = (),
+    path: KeyPath, message: str, *helps: str, kind: FaultKind = "conflict", **more: Any
 ) -> Diagnostic:
     """Returns an error at `path`: no run should start with it. Empty helps are left out."""
-    return Diagnostic(
-        kind=kind,
-        message=message,
-        path=path,
-        against=against,
-        helps=tuple(filter(None, helps)),
-        notes=notes,
-    )
+    helps = tuple(filter(None, helps))
+    return Diagnostic(kind=kind, message=message, path=path, helps=helps, **more)
 
 
 def build_warning(path: KeyPath, message: str, *helps: str, against: KeyPath = ()) -> Diagnostic:
@@ -127,12 +104,8 @@ def build_warning(path: KeyPath, message: str, *helps: str, against: KeyPath = (
 
 
 class InvalidSpec(SpecError):
-    """An experiment that cannot run as written; `str()` is the whole report.
-
-    Attributes:
-        diagnostics: every fault found, in the order of the report.
-        file: name of the file as the user gave it.
-    """
+    """An experiment that cannot run as written: every fault found, in the order of the report,
+    which `str()` is."""
 
     def __init__(self, diagnostics: Iterable[Diagnostic], file: str, done: str = "") -> None:
         self.diagnostics = tuple(diagnostics)
@@ -156,15 +129,13 @@ _REFUSALS = {2: InvalidSpec, 3: InvalidPlugins, 4: InvalidMachine}
 
 
 def build_refusal(diagnostics: Sequence[Diagnostic], file: str) -> InvalidSpec:
-    """Returns the exception for these faults. Its type follows the lowest exit code among them.
-
-    Duplicates are removed. Faults are sorted by kind in the order of `FaultKind`, then by location
-    in the file.
-    """
+    """Returns the exception for these faults, each once, by kind and then by location. Its type
+    follows the lowest exit code among them."""
 
     def get_rank(fault: Diagnostic) -> tuple[int, int, int]:
         place = fault.position
-        return _ORDER.index(fault.kind), place.line if place else 0, place.column if place else 0
+        order = get_args(FaultKind).index(fault.kind)
+        return order, place.line if place else 0, place.column if place else 0
 
     ordered = sorted(dict.fromkeys(diagnostics), key=get_rank)
     return _REFUSALS[min(d.exit_code for d in ordered)](ordered, file)
@@ -196,17 +167,10 @@ def suggest_name(word: str, choices: Iterable[str], otherwise: str = "") -> str:
     return f"did you mean '{near}'?" if near else otherwise
 
 
-def _count_columns(text: str) -> int:
-    """Returns the number of terminal cells that printable `text` occupies."""
-    if text.isascii():
-        return len(text)
-    from rich.cells import cell_len  # rarely needed
-
-    return cell_len(text)
-
-
 def _format_excerpt(position: SourceLocation) -> tuple[str, str]:
     """Returns the source line, cut to a readable length, and the line of carets below it."""
+    from rich.cells import cell_len  # imported only after an error
+
     text, start = redact_passwords(position.text), position.column - 1
     first = max(0, start - _WIDEST // 2) if len(text) > _WIDEST else 0
     last = first + _WIDEST
@@ -216,16 +180,12 @@ def _format_excerpt(position: SourceLocation) -> tuple[str, str]:
         "…" if len(text) > last else ""
     )
     line = (before + marked + after).rstrip()
-    return line, " " * _count_columns(before) + "^" * max(1, _count_columns(marked))
+    return line, " " * cell_len(before) + "^" * max(1, cell_len(marked))
 
 
 def format_diagnostic(diagnostic: Diagnostic, file: str | None = None) -> str:
-    """Returns the diagnostic as plain text of several lines, without a final newline.
-
-    Args:
-        diagnostic: what to show.
-        file: shown if the diagnostic has no position.
-    """
+    """Returns the diagnostic as plain text of several lines, without a final newline; `file` is
+    shown if it has no position."""
     position = diagnostic.position
     lines = [f"{diagnostic.severity}: {escape_unprintable(diagnostic.message)}"]
     margin = "  "
@@ -263,11 +223,8 @@ def count_errors(diagnostics: Iterable[Diagnostic]) -> str:
 
 
 def format_diagnostic_report(diagnostics: Sequence[Diagnostic], file: str, done: str = "") -> str:
-    """Returns all diagnostics of one file and a closing line that counts them.
-
-    Args:
-        done: participle for the closing line: "Nothing was {done}."; "" leaves that sentence out.
-    """
+    """Returns all diagnostics of one file and a closing line that counts them, and adds "Nothing
+    was {done}." unless it is empty."""
     seen: set[str] = set()  # notes are shown once, such as the names of all plugins
     told = []
     for one in diagnostics:

@@ -25,7 +25,7 @@ from rlx.plugin_files import (
     list_plugin_names,
     names_plugin,
 )
-from rlx.spec.base import KeyPath, get_at_path
+from rlx.spec.base import KeyPath, get_at_path, has_path, set_at_path
 from rlx.spec.experiment import ExperimentSpec
 from rlx.spec.reading.diagnostics import (
     Diagnostic,
@@ -38,7 +38,7 @@ from rlx.spec.reading.diagnostics import (
 )
 from rlx.spec.reading.validation_errors import validate_values
 from rlx.spec.reading.yaml_source import (
-    Node,
+    Place,
     YamlDocument,
     locate_diagnostic,
     parse_yaml_document,
@@ -57,13 +57,8 @@ _SELECTORS = ("plugin", "kind", "strategy", "engine")
 
 @dataclass(frozen=True, slots=True)
 class LoadedSpec:
-    """An experiment as it was read.
-
-    Attributes:
-        path: the file, or `<python>`.
-        document: values and source locations as written.
-        spec: the spec, with the overrides.
-    """
+    """An experiment as it was read: its file, or `<python>`, what was written there and by
+    overrides, and the spec."""
 
     path: Path
     document: YamlDocument
@@ -75,13 +70,14 @@ class LoadedSpec:
         values counts as one value."""
         origins = {}
         for at in _list_leaf_paths(self.spec.dump_resolved(), ()):
-            node = self.document.find(at)
-            if node is None and at[-1] == "kind":  # of a bare kind, such as `launcher: slurm`
-                above = self.document.find(at[:-1])
-                node = above if above and isinstance(above.value, str) else None
-            origin = f"{node.position.file}:{node.position.line}" if node else "default"
-            is_override = node is not None and node.position.file == _OVERRIDE
-            origins[format_key_path(at)] = "--set" if is_override else origin
+            written = at
+            if at[-1] == "kind" and isinstance(get_at_path(self.document.tree, at[:-1]), str):
+                written = at[:-1]  # a bare kind, such as `launcher: slurm`
+            origin = "default"
+            if found := self.document.places.get(written):
+                place = found.value
+                origin = "--set" if place.file == _OVERRIDE else f"{place.file}:{place.line}"
+            origins[format_key_path(at)] = origin
         return origins
 
 
@@ -105,13 +101,10 @@ def _list_leaf_paths(value: Any, path: KeyPath) -> Iterator[KeyPath]:
 def read_document(source: Path | Mapping[str, Any], overrides: Sequence[str] = ()) -> YamlDocument:
     """Reads an experiment and those that it extends, and applies the overrides, without validation.
 
-    Args:
-        source: a file, or its content; paths in the latter are relative to the current folder.
-        overrides: `path.to.key=value`.
+    Paths in content that is given in Python are relative to the current folder.
 
     Raises:
-        InvalidSpec: a file is not YAML that rlx accepts, or is a suite, a value cannot be written
-            as YAML, or an override cannot be applied.
+        InvalidSpec: a file is not YAML that rlx accepts, or an override cannot be applied.
         SpecError: the file cannot be opened.
     """
     if not isinstance(source, Path):
@@ -123,7 +116,7 @@ def read_document(source: Path | Mapping[str, Any], overrides: Sequence[str] = (
         )
     else:
         document = _extend(_read_mapping(source), source.parent, [source])
-    keys = document.root.value
+    keys = document.tree
     if "sets" in keys and not {"task", "rollout", "rewards"} & keys.keys():
         message = "this is a suite of held-out sets, not an experiment"
         help_ = f"evaluate a run with it: rlx eval RUN --suite {document.file}"
@@ -132,32 +125,19 @@ def read_document(source: Path | Mapping[str, Any], overrides: Sequence[str] = (
 
 
 def read_own_values(path: Path) -> YamlDocument | None:
-    """Parses what a file changes of the file that it extends; None if it extends none.
-
-    Raises:
-        InvalidSpec, SpecError: as `read_document`.
-    """
+    """Parses what a file changes of the file that it extends; None if it extends none."""
     document = _read_mapping(path)
-    return document if document.root.value.pop(_EXTENDS, None) else None
+    return document if document.tree.pop(_EXTENDS, None) else None
 
 
 def read_suite(path: Path) -> SuiteSpec:
-    """Reads and validates one suite, without the values that its sets change.
-
-    Raises:
-        InvalidSpec: lists every error in the file.
-        SpecError: the file cannot be opened.
-    """
+    """Reads and validates one suite, without the values that its sets change."""
     document = _read_mapping(path)
     return validate_document_values(SuiteSpec, document.tree, document)
 
 
 def validate_document_values(model: type[_Model], values: Any, document: YamlDocument) -> _Model:
-    """Returns values of a document as a model.
-
-    Raises:
-        InvalidSpec: lists every error in them.
-    """
+    """Returns values of a document as a model, or raises `InvalidSpec` with every error."""
     found, faults = validate_values(model, values)
     if found is None:
         located = [locate_diagnostic(fault, document) for fault in faults]
@@ -166,11 +146,10 @@ def validate_document_values(model: type[_Model], values: Any, document: YamlDoc
 
 
 def _read_mapping(path: Path, name: str | None = None) -> YamlDocument:
-    """Parses a file with a mapping at its top, whose name in messages may be another than its path,
-    without the file that it extends."""
+    """Parses a file with a mapping at its top, without the file that it extends."""
     document = parse_yaml_document(read_text(path), name or str(path))
-    if not isinstance(document.root.value, dict):
-        empty = document.root.value is None
+    if not isinstance(document.tree, dict):
+        empty = document.tree is None
         message = "the file is empty" if empty else "the file is not a mapping at its top"
         help_ = "an experiment starts with `name: ...`"
         raise build_refusal([build_error((), message, help_, kind="syntax")], document.file)
@@ -188,7 +167,7 @@ def _write_document(content: Mapping[str, Any]) -> YamlDocument:
     def write(value: Any, path: KeyPath) -> Any:
         if isinstance(value, BaseModel):
             value = value.model_dump(mode="json")
-        if isinstance(value, Mapping) and all(isinstance(key, str | int) for key in value):
+        if isinstance(value, Mapping):
             return {str(key): write(each, (*path, str(key))) for key, each in value.items()}
         if isinstance(value, list | tuple):
             return [write(each, (*path, n)) for n, each in enumerate(value)]
@@ -196,7 +175,7 @@ def _write_document(content: Mapping[str, Any]) -> YamlDocument:
             return value
         if isinstance(value, PurePath):
             return str(value)
-        if getattr(value, "ndim", None) == 0 and hasattr(value, "item"):  # of NumPy or PyTorch
+        if getattr(value, "ndim", None) == 0:  # of NumPy or PyTorch
             return value.item()
         message = f"a value of type {type(value).__name__} cannot be written as YAML"
         try:
@@ -232,11 +211,10 @@ def _extend(document: YamlDocument, folder: Path, chain: Sequence[Path]) -> Yaml
 
     Args:
         folder: what the document's paths are relative to.
-        chain: the files from the first to the document's own, each extended by the one before it;
-            a document that was given in Python has none.
+        chain: the files that extend it, the first one first, and its own.
     """
     _rename_plugins(document, lambda name, _: anchor_file(name, folder))
-    if _EXTENDS not in document.root.value:
+    if _EXTENDS not in document.tree:
         return document
     path, name = _find_base(document, folder, chain)
     if any(path.samefile(one) for one in chain):
@@ -254,21 +232,21 @@ def _extend(document: YamlDocument, folder: Path, chain: Sequence[Path]) -> Yaml
         raise build_refusal(faults, document.file) from None
     except SpecError as error:
         raise _build_refusal(document, (_EXTENDS,), str(error)) from error
-    del document.root.value[_EXTENDS]
+    del document.tree[_EXTENDS]
     nulls: list[KeyPath] = []
-    root = _merge(base.root, document.root, (), nulls)
-    merged = replace(document, root=root, bases=((base.file, base.text), *base.bases))
-    refused = validate_values(ExperimentSpec, root.tree)[1] if nulls else []
+    tree = _merge(base.tree, document.tree, (), nulls)
+    bases = ((base.file, base.text), *base.bases)
+    refused = validate_values(ExperimentSpec, tree)[1] if nulls else []
     for at in {fault.path for fault in refused}.intersection(nulls):
-        section = merged.find(at[:-1])
-        assert section is not None
-        del section.value[at[-1]]
-    return merged
+        del get_at_path(tree, at[:-1])[at[-1]]
+    places = {**base.places, **document.places}
+    places = {path: place for path, place in places.items() if has_path(tree, path)}
+    return replace(document, tree=tree, places=places, bases=bases)
 
 
 def _find_base(document: YamlDocument, folder: Path, chain: Sequence[Path]) -> tuple[Path, str]:
     """Returns the file that a document extends, and its name in messages."""
-    named = document.root.value[_EXTENDS].value
+    named = document.tree[_EXTENDS]
     if not isinstance(named, str) or not named or "\0" in named:
         message = "'extends' must be the path of one file"
         raise _build_refusal(document, (_EXTENDS,), message, kind="value")
@@ -287,22 +265,21 @@ def _find_base(document: YamlDocument, folder: Path, chain: Sequence[Path]) -> t
     )
 
 
-def _merge(base: Node, own: Node, path: KeyPath, nulls: list[KeyPath]) -> Node:
+def _merge(base: Any, own: Any, path: KeyPath, nulls: list[KeyPath]) -> Any:
     """Returns the values of `own` over those of `base`; adds paths where null stands against a
     value of the base to `nulls`."""
-    if not (isinstance(base.value, dict) and isinstance(own.value, dict)):
-        if own.value is None and base.value is not None:
+    if not (isinstance(base, dict) and isinstance(own, dict)):
+        if own is None and base is not None:
             nulls.append(path)
         return own
     for key in (*_SELECTORS, "name") if path == ("estimator",) else _SELECTORS:
-        one, other = base.value.get(key), own.value.get(key)
-        if one and other and isinstance(one.value, str) and one.value != other.value:
+        if key in own and isinstance(base.get(key), str) and base[key] != own[key]:
             return own
     merged = {
-        key: _merge(base.value[key], node, (*path, key), nulls) if key in base.value else node
-        for key, node in own.value.items()
+        key: _merge(base[key], value, (*path, key), nulls) if key in base else value
+        for key, value in own.items()
     }
-    return replace(own, value={**base.value, **merged})
+    return {**base, **merged}
 
 
 # Overrides ---------------------------------------------------------------------------------------
@@ -311,23 +288,23 @@ def _merge(base: Node, own: Node, path: KeyPath, nulls: list[KeyPath]) -> Node:
 def apply_overrides(document: YamlDocument, overrides: Sequence[str]) -> YamlDocument:
     """Applies `path.to.key=value` overrides to a document, in order.
 
-    Values are parsed like the file. A number indexes a list. Missing mappings are created. Below
-    `phases.N.set` the rest of the path is one key. Then the Python files that the document names as
-    plugins are kept; those of overrides are relative to the current folder.
+    Values are parsed like the file. Then the Python files that the document names as plugins are
+    kept; those of overrides are relative to the current folder.
 
     Raises:
         InvalidSpec: an override cannot be parsed, its path goes through a value without keys, or a
             file cannot be read.
     """
-    document = replace(document, root=deepcopy(document.root))
+    tree, places = deepcopy(document.tree), dict(document.places)
     faults: list[Diagnostic] = []
     for number, text in enumerate(overrides, 1):
         try:
-            _apply_override(document.root, number, text)
+            _apply_override(tree, places, number, text)
         except InvalidSpec as error:
             faults += error.diagnostics
     if faults:
         raise build_refusal(faults, document.file)
+    document = replace(document, tree=tree, places=places)
 
     def keep(name: str, path: KeyPath) -> str:
         try:
@@ -344,22 +321,19 @@ def apply_overrides(document: YamlDocument, overrides: Sequence[str]) -> YamlDoc
 
 def _rename_plugins(document: YamlDocument, rename: Callable[[str, KeyPath], str]) -> None:
     """Gives plugins that a document names the names that `rename` makes of theirs."""
-    for path, name in list_plugin_names(document.root.tree):
-        node = document.find(path)
-        assert node is not None
-        node.value = rename(name, path)
+    for path, name in list(list_plugin_names(document.tree)):
+        get_at_path(document.tree, path[:-1])[path[-1]] = rename(name, path)
 
 
-def _apply_override(root: Node, number: int, text: str) -> None:
+def _apply_override(tree: Any, places: dict[KeyPath, Place], number: int, text: str) -> None:
     """Sets one value, and the mappings on the way to it that are missing."""
     name, equals, value = text.partition("=")
-    parts = name.split(".")
 
     def locate(start: int, width: int) -> SourceLocation:
-        return SourceLocation(_OVERRIDE, number, start + 1, max(1, width), text)
+        return SourceLocation(_OVERRIDE, number, start, max(1, width), text)
 
     def refuse(message: str, width: int) -> InvalidSpec:
-        fault = Diagnostic(kind="syntax", message=message, position=locate(0, width))
+        fault = Diagnostic(kind="syntax", message=message, position=locate(1, width))
         return build_refusal([fault], _OVERRIDE)
 
     def move(place: SourceLocation) -> SourceLocation:
@@ -368,41 +342,29 @@ def _apply_override(root: Node, number: int, text: str) -> None:
         line = text.splitlines()[0]
         return replace(place, line=number, column=place.column + len(name) + 1, text=line)
 
-    if not equals or not all(parts):
+    if not equals or not all(name.split(".")):
         raise refuse("write an override as path.to.key=value", len(text))
-    path: KeyPath = ()
-    node, start = root, 0
-    while True:
-        taken, at = 1, format_key_path(path)
-        key: str | int = parts[0]
-        if isinstance(node.value, list):
-            if not parts[0].isdecimal() or int(parts[0]) >= len(node.value):
-                message = f"'{at}' is a list of {len(node.value)}: no item {parts[0]!r}"
-                raise refuse(message, len(name))
-            key = int(parts[0])
-        elif node.value is None or isinstance(node.value, dict):
-            node.value = node.value or {}
-            if path[:1] == ("phases",) and path[2:] == ("set",):
-                taken = len(parts)
-            else:  # along the existing values, since keys may contain dots
-                lengths = range(len(parts), 0, -1)
-                taken = next((n for n in lengths if ".".join(parts[:n]) in node.value), 1)
-            key = ".".join(parts[:taken])
-        else:
-            raise refuse(f"'{at}' has no keys", len(name))
-        place = locate(start, len(str(key)))
-        path, parts, start = (*path, key), parts[taken:], start + len(str(key)) + 1
-        if not parts:
-            break
-        if isinstance(key, str):
-            node.value.setdefault(key, Node({}, place, place))
-        node = node.value[key]
     try:
-        written = parse_yaml_document(value, _OVERRIDE, move).root
+        written = parse_yaml_document(value, _OVERRIDE)
+        path = set_at_path(tree, name, written.tree)
     except InvalidSpec as error:
-        faults = [replace(fault, path=()) for fault in error.diagnostics]
+        faults = [
+            replace(one, path=(), position=one.position and move(one.position))
+            for one in error.diagnostics
+        ]
         raise build_refusal(faults, _OVERRIDE) from None
-    node.value[key] = replace(written, key=None if isinstance(key, int) else place)
+    except ValueError as error:
+        raise refuse(str(error), len(name)) from error
+    for former in [one for one in places if one[: len(path)] == path]:
+        del places[former]
+    start = 1
+    for end, key in enumerate(path, 1):
+        place = locate(start, len(str(key)))
+        places.setdefault(path[:end], Place(place, place))
+        start += len(str(key)) + 1
+    for below, found in written.places.items():
+        places[(*path, *below)] = Place(move(found.value), found.key and move(found.key))
+    places[path] = places[path]._replace(key=None if isinstance(path[-1], int) else place)
 
 
 # Shipped experiments -----------------------------------------------------------------------------

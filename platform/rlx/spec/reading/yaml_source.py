@@ -1,4 +1,4 @@
-"""Parses YAML into values, each with its location in the source.
+"""Parses YAML into plain values, and the location of each in the source.
 
 It implements the YAML 1.2 core schema: `1e-5` is a number, `no` is text, `12:30` is text. Features
 that experiments do not need and that cause mistakes are rejected: duplicate keys, tags, anchors,
@@ -6,13 +6,12 @@ several documents.
 """
 
 import math
+import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
-from itertools import takewhile
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 
@@ -30,27 +29,11 @@ _TYPOGRAPHIC = re.compile("[\u2018-\u201f\u00ab\u00bb].*[\u2018-\u201f\u00ab\u00
 _BREAKS = re.compile("\r\n|[\n\r\x85\u2028\u2029]")  # line breaks according to YAML
 
 
-@dataclass(slots=True)
-class Node:
-    """A value of a document.
+class Place(NamedTuple):
+    """Where a value is, and its key, which the whole document and items of lists lack."""
 
-    Attributes:
-        value: None, bool, int, float, str, a list of nodes, or nodes by key; keys are strings as
-            written, even numbers.
-        position: where the value is.
-        key: where its key is; None for the whole document and items of lists.
-    """
-
-    value: Any
-    position: SourceLocation
+    value: SourceLocation
     key: SourceLocation | None = None
-
-    @property
-    def tree(self) -> Any:
-        """The value without locations."""
-        if isinstance(self.value, dict):
-            return {key: node.tree for key, node in self.value.items()}
-        return [node.tree for node in self.value] if isinstance(self.value, list) else self.value
 
 
 @dataclass(frozen=True)
@@ -60,19 +43,16 @@ class YamlDocument:
     Attributes:
         file: name as the user gave it.
         text: the source.
-        root: the values with their locations.
+        tree: the plain values; keys are strings as written, even numbers.
+        places: where the value at each path of the tree is.
         bases: name and text of each file that it extends, the nearest first.
     """
 
     file: str
     text: str
-    root: Node
+    tree: Any
+    places: Mapping[KeyPath, Place]
     bases: tuple[tuple[str, str], ...] = ()
-
-    @cached_property
-    def tree(self) -> Any:
-        """The plain values."""
-        return self.root.tree
 
     @property
     def whole_text(self) -> str:
@@ -80,27 +60,16 @@ class YamlDocument:
         parts = [f"--- # {escape_unprintable(name)}\n{text}" for name, text in self.bases]
         return "".join(f"{part.rstrip()}\n" for part in (self.text, *parts)) if parts else self.text
 
-    def find(self, path: KeyPath) -> Node | None:
-        """Returns the node at a path from the root; None if there is none."""
-        node: Node | None = self.root
-        for step in path:
-            node = node and get_at_path(node.value, (step,))
-        return node
-
     def locate(self, path: KeyPath, *, key: bool = False) -> SourceLocation | None:
         """Returns the location of `path` or of its nearest existing ancestor; None if neither
-        exists.
-
-        Args:
-            path: from the root of the file.
-            key: return the location of the key even if the value is a scalar.
-        """
-        ends = range(len(path), 0, -1)
-        end, node = next(((end, n) for end in ends if (n := self.find(path[:end]))), (0, None))
-        if node is None:
+        exists. A scalar is located at its value unless `key` is set, a section at its key."""
+        parts = (path[:end] for end in range(len(path), 0, -1))
+        found = next((part for part in parts if part in self.places), ())
+        if not found:
             return None
-        is_value = end == len(path) and not key and not isinstance(node.value, dict | list)
-        return node.position if is_value else node.key or node.position
+        place = self.places[found]
+        is_scalar = found == path and not isinstance(get_at_path(self.tree, path), dict | list)
+        return place.value if is_scalar and not key else place.key or place.value
 
 
 def read_text(path: Path) -> str:
@@ -133,24 +102,17 @@ def read_text(path: Path) -> str:
         raise build_refusal([fault], str(path)) from error
 
 
-def parse_yaml_document(
-    text: str, file: str, move: Callable[[SourceLocation], SourceLocation] = lambda place: place
-) -> YamlDocument:
-    """Parses one YAML document with any value at its root.
-
-    Args:
-        text: the source.
-        file: its name in messages.
-        move: moves a location in the text to where the text stands.
+def parse_yaml_document(text: str, file: str) -> YamlDocument:
+    """Parses one YAML document with any value at its root; `file` is its name in messages.
 
     Raises:
         InvalidSpec: lists every fault found; a syntax error hides the faults after it.
     """
-    reading = _DocumentReader(text, file, move)
-    root = reading.read()
+    reading = _DocumentReader(text, file)
+    tree = reading.read()
     if reading.faults:
         raise build_refusal(reading.faults, file)
-    return YamlDocument(file, text, root)
+    return YamlDocument(file, text, tree, reading.places)
 
 
 class _Loader(yaml.SafeLoader):
@@ -192,24 +154,20 @@ for _tag, _pattern, _first in (
 
 
 class _DocumentReader:
-    """Converts PyYAML's nodes of one source, and collects faults."""
+    """Converts PyYAML's nodes of one source, and collects places and faults."""
 
-    def __init__(
-        self, text: str, file: str, move: Callable[[SourceLocation], SourceLocation]
-    ) -> None:
-        self.text = text
-        self.file = file
-        self.move = move
+    def __init__(self, text: str, file: str) -> None:
+        self.text, self.file = text, file
         self.lines = _BREAKS.split(text)
+        self.places: dict[KeyPath, Place] = {}
         self.faults: list[Diagnostic] = []
 
-    def read(self) -> Node:
-        nothing = Node(None, self._locate(0, 0))
+    def read(self) -> Any:
+        self.places[()] = Place(self._locate(0, 0))
         try:
             node = _Loader(self.text).get_single_node()
         except yaml.MarkedYAMLError as error:
             self._report_syntax_error(error)
-            return nothing
         except yaml.reader.ReaderError as error:
             name = escape_unprintable(self.text[error.position])
             lines = _BREAKS.split(self.text[: error.position])
@@ -217,22 +175,18 @@ class _DocumentReader:
                 f"the character {name} is not allowed in YAML; write it as an escape in quotes",
                 self._locate(len(lines) - 1, len(lines[-1])),
             )
-            return nothing
-        return nothing if node is None else self._build(node, ())
-
-    def _build(self, node: yaml.Node, path: KeyPath, key: SourceLocation | None = None) -> Node:
-        value: Any
-        if isinstance(node, yaml.MappingNode):
-            value = {
-                name: self._build(below, (*path, name), at)
-                for name, at, below in self._list_items(node, path)
-            }
-        elif isinstance(node, yaml.SequenceNode):
-            value = [self._build(item, (*path, i)) for i, item in enumerate(node.value)]
         else:
-            assert isinstance(node, yaml.ScalarNode)
-            value = self._read_scalar(node)
-        return Node(value, self._locate_node(node), key)
+            return None if node is None else self._build(node, ())
+
+    def _build(self, node: yaml.Node, path: KeyPath, key: SourceLocation | None = None) -> Any:
+        self.places[path] = Place(self._locate_node(node), key)
+        if isinstance(node, yaml.MappingNode):
+            items = self._list_items(node, path)
+            return {name: self._build(below, (*path, name), at) for name, at, below in items}
+        if isinstance(node, yaml.SequenceNode):
+            return [self._build(item, (*path, i)) for i, item in enumerate(node.value)]
+        assert isinstance(node, yaml.ScalarNode)
+        return self._read_scalar(node)
 
     def _list_items(
         self, node: yaml.MappingNode, path: KeyPath
@@ -243,17 +197,19 @@ class _DocumentReader:
             position = self._locate_node(key)
             if not isinstance(key, yaml.ScalarNode):
                 self._refuse("a key must be plain text", position)
-                continue
-            self._check_whole_characters(key)
-            if key.value in first:
+            elif key.value in first:
                 at = (*path, key.value)
-                message = (
-                    f"duplicate key '{format_key_path(at)}' (first on line {first[key.value]})"
-                )
-                self._refuse(message, position, path=at)
-                continue
-            first[key.value] = position.line
-            yield key.value, position, value
+                label, line = format_key_path(at), first[key.value]
+                self._refuse(f"duplicate key '{label}' (first on line {line})", position, path=at)
+            else:
+                first[key.value] = position.line
+                yield self._read_text(key), position, value
+
+    def _read_text(self, node: yaml.ScalarNode) -> str:
+        text: str = node.value
+        if not text.isascii() and any("\ud800" <= c <= "\udfff" for c in text):
+            self._refuse("half of a surrogate pair is not a character", self._locate_node(node))
+        return text
 
     def _read_scalar(self, node: yaml.ScalarNode) -> Any:
         text: str = node.value
@@ -263,12 +219,11 @@ class _DocumentReader:
         if tag == "bool":
             return text.lower() == "true"
         if tag == "str":
-            self._check_whole_characters(node)
             if node.style is None and _TYPOGRAPHIC.fullmatch(text):
                 message = f"the quotes {text[0]} and {text[-1]} would be part of the text"
                 help_ = "write straight quotes, also around these if they are meant"
                 self._refuse(message, self._locate_node(node), help_)
-            return text
+            return self._read_text(node)
         if len(text) > _MAX_DIGITS:
             self._refuse(f"the number has more than {_MAX_DIGITS} digits", self._locate_node(node))
             return 0
@@ -279,10 +234,6 @@ class _DocumentReader:
             self._refuse(f"{text} is not a finite number", self._locate_node(node))
         return number
 
-    def _check_whole_characters(self, node: yaml.ScalarNode) -> None:
-        if not node.value.isascii() and any("\ud800" <= c <= "\udfff" for c in node.value):
-            self._refuse("half of a surrogate pair is not a character", self._locate_node(node))
-
     def _locate_node(self, node: yaml.Node) -> SourceLocation:
         start, end = node.start_mark, node.end_mark
         stop = end.column if end.line == start.line else len(self.lines[start.line].rstrip())
@@ -291,57 +242,50 @@ class _DocumentReader:
     def _locate(self, line: int, column: int, width: int = 1) -> SourceLocation:
         """The location at a line and column that count from 0."""
         text = self.lines[min(line, len(self.lines) - 1)]
-        return self.move(SourceLocation(self.file, line + 1, column + 1, max(1, width), text))
+        return SourceLocation(self.file, line + 1, column + 1, max(1, width), text)
 
     def _refuse(
-        self, message: str, position: SourceLocation | None, *helps: str, path: KeyPath = ()
+        self, message: str, position: SourceLocation, *helps: str, path: KeyPath = ()
     ) -> None:
         self.faults.append(
             Diagnostic(kind="syntax", message=message, path=path, position=position, helps=helps)
         )
 
     def _report_syntax_error(self, error: yaml.MarkedYAMLError) -> None:
-        """Reports what PyYAML did not understand, where it is.
-
-        PyYAML notices only on the next line that a line had no colon; what it calls the context is
-        the line itself.
-        """
-        parts, mark = (error.context, error.problem), error.problem_mark or error.context_mark
-        message = ", ".join(part for part in parts if part)
+        """Reports what PyYAML did not understand, where it is."""
+        mark = error.problem_mark or error.context_mark
+        message = ", ".join(filter(None, (error.context, error.problem)))
+        # That a line had no colon is noticed on the next one; the context is the line itself.
         if error.context == "while scanning a simple key" and error.context_mark:
             mark, message = error.context_mark, "expected a key, a colon and a space"
-        if mark is None:
-            self._refuse(message, None)
-        else:
-            helps = self._explain_syntax(error, mark.line)
-            self._refuse(message, self._locate(mark.line, mark.column), *helps)
+        assert mark is not None
+        helps = filter(None, [self._explain_syntax(error, mark.line)])
+        self._refuse(message, self._locate(mark.line, mark.column), *helps)
 
-    def _explain_syntax(self, error: yaml.MarkedYAMLError, number: int) -> tuple[str, ...]:
+    def _explain_syntax(self, error: yaml.MarkedYAMLError, number: int) -> str:
         """Returns the help for frequent mistakes, also for those that a line does not show."""
         line = self.lines[min(number, len(self.lines) - 1)]
         for near in (number, number - 1):
-            if 0 <= near < len(self.lines) and "\u00a0" in self.lines[near]:
-                return (f"line {near + 1} contains a non-breaking space; write a plain one",)
+            if "\u00a0" in "".join(self.lines[near : near + 1]):
+                return f"line {near + 1} contains a non-breaking space; write a plain one"
         if re.match(r"<{7} |={7}$|>{7} ", line):
-            return ("these are the marks of a merge conflict",)
+            return "these are the marks of a merge conflict"
         if error.context in ("while parsing a flow mapping", "while parsing a flow sequence"):
             opened = error.context_mark.line + 1 if error.context_mark else number + 1
-            return (f"close the bracket that line {opened} opens, or separate its items by commas",)
+            return f"close the bracket that line {opened} opens, or separate its items by commas"
         if error.problem == "but found another document":
-            return (
-                "remove `---`; of a run that extended a file, submit `spec.json` in its folder",
-            )
+            return "remove `---`; of a run that extended a file, submit `spec.json` in its folder"
         if error.problem == "mapping values are not allowed here":
-            return ("quote a value that contains ': '; indent the keys of a section alike",)
+            return "quote a value that contains ': '; indent the keys of a section alike"
         if word := re.match(r"\s*(?:- )?([\w.]+):(?=\S)", line):
-            return (f"write a space after '{word[1]}:'",)
-        return ("indent with spaces",) if "'\\t'" in (error.problem or "") else ()
+            return f"write a space after '{word[1]}:'"
+        return "indent with spaces" if "'\\t'" in (error.problem or "") else ""
 
 
 def locate_diagnostic(diagnostic: Diagnostic, document: YamlDocument) -> Diagnostic:
     """Returns the diagnostic with its location in the file; None if the file has no such key."""
     path, helps = diagnostic.path, diagnostic.helps
-    if diagnostic.against and not document.find(path) and document.find(diagnostic.against):
+    if diagnostic.against and path not in document.places and diagnostic.against in document.places:
         path = diagnostic.against
     is_unknown = diagnostic.kind == "unknown_key"
     position = diagnostic.position or document.locate(path, key=is_unknown)
@@ -357,12 +301,7 @@ def locate_diagnostic(diagnostic: Diagnostic, document: YamlDocument) -> Diagnos
 
 
 def relocate_phase_fault(fault: Diagnostic, number: int, phase: PhaseSpec) -> Diagnostic:
-    """Moves a fault of a phase's own spec to the entry of the phase's `set` that causes it.
-
-    Args:
-        fault: located in the phase's spec.
-        number: index of the phase.
-    """
+    """Moves a fault of a phase's own spec to the entry of the phase's `set` that causes it."""
     where = _find_phase_setting(fault.path, phase.set) or _find_phase_setting(
         fault.against, phase.set
     )
@@ -374,10 +313,10 @@ def relocate_phase_fault(fault: Diagnostic, number: int, phase: PhaseSpec) -> Di
 
 def _find_phase_setting(path: KeyPath, settings: Mapping[str, Any]) -> KeyPath:
     """Returns the `set` entry that shares the longest prefix with `path`; empty if none does."""
-
-    def count_shared_keys(key: str) -> int:
-        pairs = zip(key.split("."), map(str, path), strict=False)
-        return len([*takewhile(lambda pair: pair[0] == pair[1], pairs)])
-
-    best = max(settings, key=count_shared_keys, default="")
-    return ("set", best) if best and count_shared_keys(best) else ()
+    steps = [*map(str, path)]
+    shared = {
+        key: len(os.path.commonprefix([key.split("."), steps]))  # noqa: RUF071  (of lists)
+        for key in settings
+    }
+    best = max(settings, key=shared.__getitem__, default="")
+    return ("set", best) if shared.get(best) else ()

@@ -1,18 +1,21 @@
-"""Finds the CUDA devices that a run could use on this machine, without importing torch, and chooses
-those that a run requests, so that runs can wait for them.
-"""
+"""What a machine has, found without importing torch: the packages that rlx needs, and CUDA devices,
+with those that a run requests."""
 
-import ast
 import os
 import re
+import runpy
 import shutil
 import subprocess
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import PackageNotFoundError, requires, version
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from rlx.errors import EnvironmentFault
 from rlx.launch.launcher import open_launcher
@@ -30,13 +33,7 @@ _UUID = re.compile(r"^(?:GPU \d+: | +)(.*?):? *\(UUID: (\S+)\)", re.MULTILINE)
 
 @dataclass(frozen=True, slots=True)
 class TorchBuild:
-    """An installed torch.
-
-    Attributes:
-        version: such as "2.13.0+cpu".
-        cuda: CUDA version it was built with, such as "12.8"; None if built without CUDA.
-        hip: ROCm version it was built with; None if built without ROCm.
-    """
+    """An installed torch: its version, and those of CUDA or ROCm that it was built for, or None."""
 
     version: str
     cuda: str | None
@@ -49,7 +46,6 @@ class NvidiaDriver:
 
     Attributes:
         listing: output of `nvidia-smi -L`, or its error message; None without nvidia-smi.
-        works: whether nvidia-smi succeeded.
         cuda: newest CUDA version that the driver supports, such as "12.4"; None if unknown.
     """
 
@@ -72,21 +68,13 @@ def torch_build() -> TorchBuild | None:
     spec = find_spec("torch")
     if spec is None or spec.origin is None:
         return None
-    stated: dict[str, Any] = {}
-    for node in ast.parse((Path(spec.origin).parent / "version.py").read_text()).body:
-        match node:
-            case ast.Assign(targets=[ast.Name(name)], value=ast.Constant(value)):
-                stated[name] = value
-            case ast.AnnAssign(target=ast.Name(name), value=ast.Constant(value)):
-                stated[name] = value
+    stated = runpy.run_path(str(Path(spec.origin).with_name("version.py")))
     return TorchBuild(str(stated["__version__"]), stated.get("cuda"), stated.get("hip"))
 
 
 def query_nvidia_driver() -> NvidiaDriver | None:
-    """Queries the NVIDIA driver through nvidia-smi; None if only torch itself can tell.
-
-    That is the case in containers that have the devices but no nvidia-smi.
-    """
+    """Queries the NVIDIA driver through nvidia-smi; None if only torch itself can tell, as in
+    containers that have the devices but no nvidia-smi."""
     if shutil.which("nvidia-smi") is None:
         return None if Path("/dev/nvidiactl").exists() else NvidiaDriver(None, works=False)
     code, listing = _run_command("nvidia-smi", "-L")
@@ -116,10 +104,8 @@ def _run_command(*command: str) -> tuple[int, str]:
 
 
 def list_visible_devices(listing: str, visible: str | None) -> list[tuple[str, str]]:
-    """Token for CUDA_VISIBLE_DEVICES and name of each visible CUDA device, in CUDA's order.
-
-    The token of a whole device is its index, even if `visible` has its UUID; the token of a MIG
-    device is its UUID.
+    """Token for CUDA_VISIBLE_DEVICES and name of each visible CUDA device, in CUDA's order: the
+    index of a whole device, the UUID of a MIG device.
 
     Args:
         listing: output of `nvidia-smi -L`, which ignores CUDA_VISIBLE_DEVICES.
@@ -148,40 +134,27 @@ def diagnose_devices(
     """Explains why torch would not find `wanted` CUDA devices; None if it would, or if unknown.
 
     Args:
-        build: the installed torch.
         driver: the NVIDIA driver; None if it cannot be queried.
         visible: value of CUDA_VISIBLE_DEVICES; None if it is unset.
-        wanted: number of devices that the run needs here.
     """
     if build.hip is not None or (build.cuda is not None and driver is None):
         return None
-    listing = None if driver is None else driver.listing
+    listing = driver.listing if driver else None
     said = "not found" if listing is None else (listing or "no output").splitlines()[0]
     need = f"torch {build.version} (built for CUDA {build.cuda})"
     if build.cuda is None or driver is None:
-        return DeviceShortage(
-            0,
-            f"torch {build.version} (built without CUDA); nvidia-smi: {said}",
-            "install a torch that is built with CUDA, at the same version",
-        )
+        found = f"torch {build.version} (built without CUDA); nvidia-smi: {said}"
+        return DeviceShortage(0, found, "install a torch built with CUDA, at the same version")
     if listing is None:
-        return DeviceShortage(
-            0,
-            f"{need}, but no NVIDIA driver: nvidia-smi is not installed",
-            "install NVIDIA's driver, or start the container with GPU access",
-        )
+        advice = "install NVIDIA's driver, or start the container with GPU access"
+        return DeviceShortage(0, f"{need}, but no NVIDIA driver: nvidia-smi {said}", advice)
     if not driver.works:
-        return DeviceShortage(
-            0,
-            f"{need}, but nvidia-smi failed: {said}",
-            "load or update NVIDIA's driver until `nvidia-smi` works",
-        )
+        advice = "load or update NVIDIA's driver until `nvidia-smi` works"
+        return DeviceShortage(0, f"{need}, but nvidia-smi failed: {said}", advice)
     if driver.cuda is not None and int(driver.cuda.split(".")[0]) < int(build.cuda.split(".")[0]):
-        return DeviceShortage(
-            0,
-            f"{need}, but the NVIDIA driver supports at most CUDA {driver.cuda}",
-            "update NVIDIA's driver, or install a torch built for an older CUDA",
-        )
+        found = f"{need}, but the NVIDIA driver supports at most CUDA {driver.cuda}"
+        advice = "update NVIDIA's driver, or install a torch built for an older CUDA"
+        return DeviceShortage(0, found, advice)
     everything = [name for _, name in list_visible_devices(listing, None)]
     count = len(list_visible_devices(listing, visible))
     if count >= wanted:
@@ -189,11 +162,9 @@ def diagnose_devices(
     kinds = (f"{number} × {name}" for name, number in Counter(everything).items())
     found = ", ".join(kinds) or "no device"
     if len(everything) > count:
-        return DeviceShortage(
-            count,
-            f"{found}, but CUDA_VISIBLE_DEVICES={visible!r} shows {count} of them",
-            "unset CUDA_VISIBLE_DEVICES, or list the devices to use",
-        )
+        found += f", but CUDA_VISIBLE_DEVICES={visible!r} shows {count} of them"
+        advice = "unset CUDA_VISIBLE_DEVICES, or list the devices to use"
+        return DeviceShortage(count, found, advice)
     return DeviceShortage(count, found, "ask for no more ranks than there are devices")
 
 
@@ -203,9 +174,8 @@ If it is unset, they are the visible CUDA devices, and runs on the CPU do not qu
 
 
 def build_device_request(spec: ExperimentSpec) -> DeviceRequest | None:
-    """The device request that a run makes to the registry; None if it need not queue.
-
-    rlx does not manage devices on other machines; Slurm manages those of its nodes.
+    """The device request that a run makes to the registry; None if it need not queue, as on other
+    machines.
 
     Raises:
         EnvironmentFault: this machine has fewer devices than the run takes.
@@ -234,6 +204,60 @@ def build_device_request(spec: ExperimentSpec) -> DeviceRequest | None:
 
 
 def build_cuda_environment(taken: Sequence[str]) -> dict[str, str]:
-    """Environment variables that make only the allocated CUDA devices visible to a program."""
+    """Makes only the CUDA devices that a run got visible to a program."""
     names = [name.removeprefix("cuda:") for name in taken if name.startswith("cuda:")]
     return {"CUDA_VISIBLE_DEVICES": ",".join(names)} if names else {}
+
+
+@dataclass(frozen=True, slots=True)
+class Package:
+    """One requirement of rlx and its installed version.
+
+    Attributes:
+        range: versions that rlx was tested with, such as ">=2.11,<2.14"; "" for any.
+        extra: the extra of rlx that requires it; "" for rlx itself.
+        installed: installed version; None if it is not installed.
+        fits: whether the installed version is in the range; False if it is not installed.
+    """
+
+    name: str
+    range: str
+    extra: str
+    installed: str | None
+    fits: bool
+
+    @property
+    def command(self) -> str:
+        """The command that installs a version in the range."""
+        return f"pip install '{self.name}{self.range}'"
+
+
+_DEVELOPMENT = ("dev", "lint", "release", "system", "test")
+"""Extras for work on rlx itself."""
+
+
+@cache
+def list_packages() -> Mapping[str, Package]:
+    """Requirements of rlx on this platform by name, core before extras; development is left out."""
+    found: dict[str, Package] = {}
+    for requirement in map(Requirement, requires("rlx") or ()):
+        name, extra, marker = canonicalize_name(requirement.name), "", requirement.marker
+        if marker is not None and not marker.evaluate({"extra": ""}):
+            named = re.search(r"extra == ['\"]([^'\"]+)", str(marker))
+            if named is None or not marker.evaluate({"extra": named[1]}):
+                continue  # for another platform
+            extra = named[1]
+        if name != "rlx" and extra not in _DEVELOPMENT:
+            installed, range_ = find_version(requirement.name), requirement.specifier
+            fits = installed is not None and range_.contains(installed, prereleases=True)
+            package = Package(requirement.name, str(range_), extra, installed, fits)
+            found.setdefault(name, package)
+    return found
+
+
+def find_version(name: str) -> str | None:
+    """The installed version of a distribution; None if it is not installed."""
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None

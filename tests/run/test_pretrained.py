@@ -1,0 +1,133 @@
+"""Four steps through small checkpoints, with a chat template, and with and without adapters."""
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from checkpoints import STYLES, make_checkpoint
+from homes import Home
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
+
+from rlx.checkpoint import write_weights
+from rlx.spec import ExperimentSpec
+
+ASKED = Path(__file__).parents[2] / "experiments" / "rlcr_asked.yaml"
+SYSTEM = "You help."
+WARM = "{steps: 60, batch_size: 16, learning_rate: 1e-2, warmup_steps: 5}"
+SMALL = {
+    "rollout.system": SYSTEM,
+    "rollout.prompts_per_step": 3,
+    "rollout.num_generations_answer": 4,
+    "rollout.answer.max_new_tokens": 24,
+    "rollout.num_generations_confidence": 2,
+    "rollout.confidence.max_new_tokens": 14,
+    "phases.0.steps": 1,
+    "phases.1.steps": 3,
+    "evaluation.problems": 4,
+    "loss.old_logprobs": "learner",
+}
+
+
+@pytest.fixture(scope="module", params=["qwen2-chatml-null", "llama-headers-{rank: 4}"])
+def run(request, tmp_path_factory):
+    """A finished run on a checkpoint that was not made by rlx."""
+    family, style, lora = request.param.split("-")
+    checkpoint = make_checkpoint(tmp_path_factory.mktemp(family), family, style)
+    model = f"{{kind: pretrained, path: {checkpoint}, warm_start: {WARM}, lora: {lora}}}"
+    home = Home(tmp_path_factory.mktemp("asked"))
+    record = home.submit(ASKED, {**SMALL, "model": model})
+    (start,) = (home.path / "cache" / "warm_start").iterdir()
+    model = Path(record.directory) / "model"
+    return SimpleNamespace(
+        style=style,
+        lora=lora,
+        start=start,
+        model=model,
+        tokenizer=PreTrainedTokenizerFast.from_pretrained(model),
+        bodies=list(home.bodies(record)),
+    )
+
+
+def whole(run, *said):
+    """A dialogue as the template shows it, as text."""
+    roles = ("system", "user", "assistant", "user")
+    messages = [{"role": r, "content": c} for r, c in zip(roles, said, strict=False)]
+    return run.tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+
+
+def turns(run, *kinds):
+    """Every turn of the run: its step, tree, segment, and the segments above it."""
+    for step, trees, _ in run.bodies:
+        for tree in trees:
+            for segment in tree["segments"]:
+                if segment["kind"] in kinds:
+                    above, at = [], segment["parent"]
+                    while at >= 0:
+                        above.insert(0, tree["segments"][at])
+                        at = above[0]["parent"]
+                    yield step, tree, segment, above
+
+
+def ids(segments):
+    return [token for segment in segments for token in segment["token_ids"]]
+
+
+def test_the_steps_pass_and_something_is_learned(run):
+    assert [step for step, *_ in run.bodies] == [1, 2, 3, 4]
+    before, after = (
+        dict(AutoModelForCausalLM.from_pretrained(folder).named_parameters())
+        for folder in (run.start, run.model)
+    )
+    assert before.keys() == after.keys()
+    moved = [name for name in before if not torch.equal(before[name], after[name])]
+    assert moved
+    if run.lora != "null":
+        assert all("proj" in name and name.endswith("weight") for name in moved)
+
+
+def test_the_last_checkpoint_exports_as_the_run_does(run, tmp_path):
+    root = run.model.parent
+    spec = ExperimentSpec.model_validate_json((root / "spec.json").read_text())
+    write_weights(spec, root / "checkpoints" / "step_000004", tmp_path / "model")
+    files = [path for path in run.model.rglob("*") if path.is_file()]
+    assert any("adapter" in path.parts for path in files) == (run.lora != "null")
+    for file in files:
+        if file.name == "adapter_config.json":  # peft writes a set, in an order of its own
+            continue
+        again = tmp_path / "model" / file.relative_to(run.model)
+        assert again.read_bytes() == file.read_bytes(), file.name
+
+
+def test_prompts_wear_the_template(run):
+    assert run.tokenizer.chat_template == STYLES[run.style].template
+    for _, tree, _, above in turns(run, "answer"):
+        assert len(above) == 1
+        assert run.tokenizer.decode(above[0]["token_ids"]) == whole(run, SYSTEM, tree["prompt"])
+
+
+def test_second_turns_continue_the_sampled_tokens(run):
+    closer = run.tokenizer.convert_tokens_to_ids(STYLES[run.style].closes)
+    seen = set()
+    for _, tree, _, (root, answer, question) in turns(run, "confidence"):
+        closed = answer["finish_reason"] == "stop"
+        seen.add(closed)
+        assert (answer["token_ids"][-1] == closer) == closed
+        assert (question["token_ids"][0] == closer) == (not closed)
+        text = answer["text"]
+        if text == text.strip() and "\N{REPLACEMENT CHARACTER}" not in text:
+            shown = run.tokenizer.decode(ids([root, answer, question]))
+            assert shown == whole(run, SYSTEM, tree["prompt"], text, "sure?\n")
+    assert seen == {True, False}
+
+
+def test_the_first_step_samples_from_the_model_that_was_given(run):
+    model = AutoModelForCausalLM.from_pretrained(run.start, dtype=torch.float32)
+    for step, _, turn, above in turns(run, "answer"):
+        if step > 1:
+            break
+        row, own = ids([*above, turn]), len(turn["token_ids"])
+        with torch.no_grad():
+            logprobs = model(torch.tensor([row])).logits[0].log_softmax(dim=-1)
+        plain = [logprobs[at - 1, row[at]].item() for at in range(len(row) - own, len(row))]
+        assert turn["behaviour_logprobs"] == pytest.approx(plain, abs=5e-5)
