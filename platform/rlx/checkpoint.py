@@ -309,7 +309,7 @@ def write_weights(
             adapt_policy,
             adapter_weights,
             build_policy,
-            merged_weights,
+            iterate_merged_weights,
             write_model,
         )
 
@@ -322,7 +322,7 @@ def write_weights(
         policy.model.load_state_dict({n.removeprefix("model."): w for n, w in stored.items()})
     except RuntimeError as error:
         raise RlxError(f"{checkpoint.name} belongs to another model: {error}") from error
-    weights = merged_weights(policy.model)
+    weights = dict(iterate_merged_weights(policy.model))
     with torch.no_grad():
         logits = policy.model(input_ids=torch.tensor([[0, 1]])).logits
     for name, value in {**weights, "logits": logits}.items():

@@ -53,7 +53,6 @@ class RunFilter(TypedDict, total=False):
     group: str | None
     digest: str | None
     statuses: Collection[str]
-    created_from: float | None
     created_before: float | None
 
 
@@ -339,8 +338,6 @@ def build_run_conditions(
     if statuses := wanted.get("statuses"):
         require_statuses(statuses)
         yield has_status(connection, statuses)
-    if (earliest := wanted.get("created_from")) is not None:
-        yield c.created >= earliest
     if (latest := wanted.get("created_before")) is not None:
         yield c.created < latest
 

@@ -143,21 +143,6 @@ def test_p_values_are_corrected_for_the_number_of_recipes(runs, capsys):
     assert [f["p_holm"] for f in figures if f["metric"] == "brier"] == [None, 0.5, 0.5]
 
 
-def test_every_form_says_which_test_it_is(asked, capsys, tmp_path):
-    text, md = told(capsys, *asked), told(capsys, *asked, "--md")
-    for form in (text, md):
-        words = " ".join(form.split())
-        for said in (
-            "After training: held_out, problem by problem",
-            "+0.125 [+0.0",
-            "(p 0.0002)",
-            "p the paired permutation test over problems",
-            "A and C are not compared problem by problem: they were evaluated on "
-            "different problems.",
-        ):
-            assert said in words
-
-
 def test_a_group_is_compared_as_its_runs_joined_it(runs, capsys):
     _, first, second, stopped = runs
     with Registry.open(f"sqlite:///{Path.cwd()}/home/registry.db") as registry:

@@ -43,6 +43,13 @@ def test_a_filter_selects_and_counts_the_same_runs(registry, of):
     assert registry.runs(limit=2, **wanted) == found[:2]
 
 
+def test_times_bound_the_submission(registry):
+    runs = registry.runs()
+    middle = runs[2].created
+    earlier = registry.runs(created_before=middle)
+    assert earlier == [run for run in runs if run.created < middle] != []
+
+
 def test_what_is_said_of_many_is_what_is_said_of_each(registry):
     ids = [run.id for run in registry.runs()]
     for one, found in registry.queries.evaluation_figures(ids).items():

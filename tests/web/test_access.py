@@ -290,7 +290,7 @@ def test_a_form_is_small(empty, registry):
 # The command line ---------------------------------------------------------------------------------
 
 
-SHORT = "the token is too short: use 16 characters"
+SHORT = "the token is too short or odd: use 16 printable ASCII characters or more"
 BAD_TOKENS = [
     (["--host", "0.0.0.0", "--token", "short"], None, SHORT),
     (["--host", "0.0.0.0"], "short", SHORT),

@@ -196,11 +196,8 @@ def _count_groups(
     """Groups of rows that learn, by the requested kind of their last turn; rows below a fork of an
     agent's history are of the kind of those above."""
     kinds = list(setup.spec.rollout.turns)
-    learning = set(setup.plan.list_learning_trees(len(trees) // setup.plan.trees_per_prompt))
     spec = setup.spec
-    without = find_lost_rows(trees, table, needs_reward=spec.learns_from_rewards) | {
-        (row.tree, row.segment) for row in list_batch_rows(trees) if row.tree not in learning
-    }
+    without = find_lost_rows(trees, table, needs_reward=spec.learns_from_rewards)
     if len(without) == len(list_batch_rows(trees)):
         return {kind: GroupContact(0, 0) for kind in kinds}
     batch = build_token_batch(trees, without=without)

@@ -23,7 +23,7 @@ from rlx_web.pages.bodies import (
     find_player,
     load_tree_records,
 )
-from rlx_web.pages.run import build_run_summary
+from rlx_web.pages.runs import build_run_summary
 from rlx_web.text import list_leaf_values
 
 CHANNELS = {
