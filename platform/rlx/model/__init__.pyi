@@ -22,7 +22,6 @@ from .lora import (
     disable_adapters,
     is_adapted,
     iterate_merged_weights,
-    merged_weights,
     write_model,
 )
 from .texts import (
@@ -98,7 +97,6 @@ __all__ = [
     "list_text_sources",
     "load_local_dialogue",
     "load_vocabulary",
-    "merged_weights",
     "name_reference",
     "narrow_windows",
     "pretrained_tokenizer",

@@ -470,7 +470,7 @@ class DialogueSession:
         return self._author.write_text(problem, number, episode, role, confidence)
 
 
-class EnvironmentSession(DialogueSession):
+class EnvironmentSession(DialogueSession, EnvironmentHost):
     """The same beside an environment, whose `rlx.rollout.EnvironmentHost` it wraps. Create one
     object per call of `rlx.rollout.sample_rollout_trees`.
 

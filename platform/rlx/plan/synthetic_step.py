@@ -10,7 +10,6 @@ from torch.nn.functional import pad
 
 from rlx.agents import build_rollout_host
 from rlx.assignment import build_scored_rows, find_lost_rows
-from rlx.batch import list_batch_rows
 from rlx.credit import CreditInputs, TurnWithoutTokens, structured_scores
 from rlx.phase_setup import PhaseSetup
 from rlx.plan.memory import ModelShape, load_model_shape
@@ -189,10 +188,7 @@ def _assign_trial_credit(trial: PlanTrial) -> PlanTrial:
         mask=blame_plugin("mask", spec.mask.plugin, what)(setup.mask),
         estimator=blame_plugin("estimator", spec.estimator.plugin, what)(setup.estimator),
     )
-    learning = setup.plan.list_learning_trees(len(trial.trees))
     lost = find_lost_rows(trial.trees, trial.table, needs_reward=spec.learns_from_rewards)
-    every = list_batch_rows(trial.trees)
-    lost |= {(row.tree, row.segment) for row in every if row.tree not in learning}
     rows = build_scored_rows(setup, trial.trees, trial.table, without=lost)
     if rows is None:
         return replace(trial, stopped="no rollout could be scored")
