@@ -55,7 +55,7 @@ def validate_document(document: YamlDocument, path: Path) -> LoadedSpec:
     """
     spec, faults = check_spec_tree(document.tree)
     if faults or spec is None:
-        raise _locate_refusal(faults, document)
+        raise document.build_refusal(faults)
     return LoadedSpec(path, document, spec)
 
 
@@ -78,7 +78,7 @@ def check_read_spec(read: LoadedSpec) -> ExperimentPlugins:
         phases = (resolve_plugins(spec.resolve_phase_spec(phase)) for phase in spec.phases)
         found += check_unused_value_sources(spec, (each.estimator for each in phases))
     if faults := _list_errors(found):
-        raise _locate_refusal(faults, read.document)
+        raise read.document.build_refusal(faults)
     warnings = tuple(locate_diagnostic(warning, read.document) for warning in found)
     return replace(plugins.to_experiment(spec), warnings=warnings)
 
@@ -107,7 +107,7 @@ def check_file(
     else:
         plugins = build_named_plugins(document.tree)
         faults += [*plugins.faults, *check_parent_rewards(plugins)]
-    raise _locate_refusal(faults, document)
+    raise document.build_refusal(faults)
 
 
 def _check_without_base(path: Path) -> Iterator[Diagnostic]:
@@ -149,10 +149,6 @@ def _check_plugins(spec: ExperimentSpec) -> tuple[BuiltPlugins, list[Diagnostic]
 
 def _list_errors(found: Iterable[Diagnostic]) -> list[Diagnostic]:
     return [one for one in found if one.severity == "error"]
-
-
-def _locate_refusal(faults: Iterable[Diagnostic], document: YamlDocument) -> InvalidSpec:
-    return build_refusal([locate_diagnostic(f, document) for f in faults], document.file)
 
 
 def check_spec_tree(tree: Any) -> tuple[ExperimentSpec | None, list[Diagnostic]]:

@@ -59,7 +59,6 @@ from rlx.spec.reading import (
     Diagnostic,
     LoadedSpec,
     build_error,
-    build_refusal,
     format_key_path,
     locate_diagnostic,
 )
@@ -91,9 +90,7 @@ def run_preflight_checks(
     lacks = [replace(f, severity="warning") for f in faults if elsewhere and f.kind == "machine"]
     faults = [f for f in faults if not (elsewhere and f.kind == "machine")]
     if faults:
-        raise build_refusal(
-            [locate_diagnostic(f, read.document) for f in faults], read.document.file
-        )
+        raise read.document.build_refusal(faults)
     require_disk_room(get_rlx_home())
     lacks += _find_small_disk(read.spec, get_rlx_home())
     return tuple(locate_diagnostic(lack, read.document) for lack in lacks)

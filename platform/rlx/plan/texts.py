@@ -32,7 +32,6 @@ from rlx.spec.reading import (
     Diagnostic,
     LoadedSpec,
     build_error,
-    build_refusal,
     build_warning,
     did_you_mean,
     locate_diagnostic,
@@ -72,9 +71,8 @@ def require_showable_texts(read: LoadedSpec, plugins: ExperimentPlugins) -> None
         InvalidSpec: lists what cannot be shown.
     """
     found = check_texts(read.spec, plugins, thorough=False)
-    faults = [locate_diagnostic(f, read.document) for f in found if f.kind != "machine"]
-    if faults:
-        raise build_refusal(faults, read.document.file)
+    if faults := [fault for fault in found if fault.kind != "machine"]:
+        raise read.document.build_refusal(faults)
 
 
 def find_missing_parts(read: LoadedSpec, plugins: ExperimentPlugins) -> Iterator[Diagnostic]:
