@@ -388,7 +388,6 @@ def inspect_machine(registry_url: str) -> Iterator[MachinePart]:
 
 
 def _describe_gpus() -> Iterator[MachinePart]:
-    """Describes the GPUs that torch sees; torch is imported only where there is a driver."""
     if (lack := find_cuda_lack(1)) is not None:
         yield MachinePart("CUDA", "absent", f"no device: {lack.found}", f"for a GPU: {lack.help}")
         return
@@ -437,7 +436,6 @@ def _describe_registry(url: str) -> MachinePart:
 
 
 def _describe_sandbox() -> MachinePart:
-    """Describes the sandbox of rewards that run code of answers."""
     without = "rewards that run code need `unsafe: true`"
     program = shutil.which("bwrap")
     if program is None:

@@ -286,7 +286,6 @@ def _count_level_tokens(
 def _count_dialogue_tokens(
     setup: "PhaseSetup", trees: "Sequence[RolloutTree]", talk: EnvironmentPlan
 ) -> Iterator[LevelTokens]:
-    """Yields the turns of a rollout, first to last."""
     prompts = setup.spec.rollout.prompts_per_step
     observations = [n for k in range(2, talk.last + 1) for n in _list_turn_lengths(trees, k)[0]]
     sampled = len(_list_turn_lengths(trees, 1)[1])

@@ -121,7 +121,6 @@ def check_plugin_fit(spec: ExperimentSpec, plugins: BuiltPlugins) -> Iterator[Di
 
 
 def _check_estimator_fit(spec: ExperimentSpec, estimator: Estimator) -> Iterator[Diagnostic]:
-    """Reports settings that the estimator would ignore or does not support."""
     name, reading, credit = spec.estimator.plugin, estimator.reading(), spec.credit
     reads = {"turns": "the named rewards", "token_rewards": "token rewards"}
     from_scores = reading == "scores" and credit.score_source == "structured"
@@ -168,7 +167,6 @@ def check_unused_value_sources(
 
 
 def _check_task(spec: ExperimentSpec, task: Plugin) -> Iterator[Diagnostic]:
-    """Reports what the task cannot do: alter a sentence, or name confidences in [0, 1]."""
     name = spec.task.plugin
     if spec.probe and "mistake" in spec.probe.schemes and not isinstance(task, Corrupts):
         yield build_error(
@@ -217,7 +215,6 @@ def _check_confidence_labels(spec: ExperimentSpec, estimator: Estimator) -> Iter
 
 
 def _check_rewards(spec: ExperimentSpec, plugins: BuiltPlugins) -> Iterator[Diagnostic]:
-    """Reports rewards that read a span which their turn does not declare."""
     turns = spec.rollout.turn_specs
     names_kinds = isinstance(spec.rollout, EnvironmentRolloutSpec)  # of its turns, itself
     for name, use in spec.rewards.turn.items():
@@ -240,8 +237,6 @@ def _check_rewards(spec: ExperimentSpec, plugins: BuiltPlugins) -> Iterator[Diag
 def _check_environment(
     spec: ExperimentSpec, rollout: EnvironmentRolloutSpec, environment: Environment
 ) -> Iterator[Diagnostic]:
-    """Reports rewards of kinds of turn, self-play and limits of live sessions that the environment
-    does not have."""
     kinds, who = environment.kinds, f"environment '{rollout.environment.plugin}'"
     for name, reward in spec.rewards.turn.items():
         if reward.turn not in (*kinds, EVERY_TURN):
@@ -276,7 +271,6 @@ def _check_environment(
 
 
 def _check_agent(rollout: AgentRolloutSpec) -> Iterator[Diagnostic]:
-    """Reports a program that cannot be started."""
     if rollout.function is not None:
         try:
             with show_plugin_output(rollout.function):
@@ -296,7 +290,6 @@ def _check_agent(rollout: AgentRolloutSpec) -> Iterator[Diagnostic]:
 
 
 def _check_tools(rollout: EnvironmentRolloutSpec) -> Iterator[Diagnostic]:
-    """Reports tools that cannot be imported, have no schema, or share a name."""
     for number, use in enumerate(rollout.tools):
         try:
             with show_plugin_output("rollout.tools"):
@@ -341,10 +334,8 @@ def _check_mask(spec: ExperimentSpec, mask: Mask) -> Iterator[Diagnostic]:
 
 
 def _check_groups(spec: ExperimentSpec, estimator: Estimator) -> Iterator[Diagnostic]:
-    """Reports turns without siblings, or with equal ones because they are decoded greedily, if the
-    estimator compares siblings.
-
-    If every phase has a `set`, only the resolved phases matter.
+    """Reports turns whose siblings are missing, or equal because they are decoded greedily; not if
+    every phase has a `set`, since only the resolved phases matter then.
     """
     if all(phase.set for phase in spec.phases):
         return
@@ -416,7 +407,6 @@ def _check_level_factors(spec: ExperimentSpec, estimator: Estimator) -> Iterator
 
 
 def _check_ignored_settings(spec: ExperimentSpec, estimator: Estimator) -> Iterator[Diagnostic]:
-    """Yields settings that have no effect."""
     credit, reading = spec.credit, estimator.reading()
     blind = reading == "turns" or (reading == "scores" and credit.score_source == "structured")
     placement = credit.placement and credit.placement.plugin

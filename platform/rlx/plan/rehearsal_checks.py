@@ -211,7 +211,6 @@ def _check_trial_mask(
 
 
 def _check_group_signal(train: TrainBatch) -> Iterator[Diagnostic]:
-    """Reports levels of rows in which no group has a signal."""
     if not train.mask.any():
         return
     for level in range(int(train.batch.levels.max()) + 1):
@@ -236,7 +235,6 @@ def _check_group_signal(train: TrainBatch) -> Iterator[Diagnostic]:
 
 # Turns -------------------------------------------------------------------------------------------
 def _check_turn(trial: PlanTrial, level: TurnLevel) -> Iterator[Diagnostic]:
-    """Yields findings about one kind of turn."""
     path: KeyPath = ("rollout", level.kind)
     talk = trial.setup.plan.talk
     turns = [
@@ -293,7 +291,6 @@ def _check_token_limit(
 
 # Environments ----------------------------------------------------------------------------------
 def _check_trial_environment(trial: PlanTrial, talk: EnvironmentPlan) -> Iterator[Diagnostic]:
-    """Yields findings about rollouts with an environment, its own failures first."""
     forced = talk.forced_answer
     if forced is not None:
         path: KeyPath = ("rollout", "forced_answer")
@@ -319,7 +316,6 @@ def _check_trial_environment(trial: PlanTrial, talk: EnvironmentPlan) -> Iterato
 
 
 def _build_environment_diagnostic(trial: PlanTrial) -> Diagnostic:
-    """The first failure of the environment or agent, with the turn that caused it."""
     use, talk = trial.setup.spec.rollout, trial.setup.plan.talk
     who, key = "the agent", "schedule"
     if isinstance(use, EnvironmentRolloutSpec):

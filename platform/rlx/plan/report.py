@@ -260,7 +260,6 @@ def _describe_schedule(trial: PlanTrial) -> str:
 
 
 def _list_called_tools(trial: PlanTrial) -> Iterator[tuple[str, str, str]]:
-    """Yields each tool with the first synthetic turn that calls it, and the answer to it."""
     talk = trial.setup.plan.talk
     for tool in talk.tools if talk is not None else ():
         called = (

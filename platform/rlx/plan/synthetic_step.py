@@ -194,7 +194,6 @@ def _assign_trial_credit(trial: PlanTrial) -> PlanTrial:
 
 
 def _sample_streams(setup: PhaseSetup, rows: ScoredRows) -> tuple[TokenStreams, tuple[str, ...]]:
-    """Synthetic model outputs, limited to the streams that the experiment needs."""
     draw = torch.Generator().manual_seed(derive_seed(setup.spec.seed, "plan", "streams"))
     providers = {STREAMS[need].provider for need in setup.needs if need in STREAMS}
     optional = {

@@ -47,7 +47,6 @@ def show_plan(
 
 
 def _build_verdict(report: PlanReport) -> Table:
-    """Builds the lines: whether it can learn, what was found, what it costs."""
     table = Table.grid("", "", padding=(0, 2, 0, 0))
     table.add_row("learns", _describe_signal(report))
     counts = Counter(finding.severity for finding in report.findings)
@@ -72,7 +71,6 @@ def _build_verdict(report: PlanReport) -> Table:
 
 
 def _describe_signal(report: PlanReport) -> Text:
-    """Describes in which phases some group of synthetic rollouts has an advantage."""
     if stopped := [phase for phase in report.phases if phase.stopped]:
         why = escape_unprintable(stopped[0].stopped)
         return Text(f"no: phase {_join_names(stopped[0])} assigns no credit: {why}", "bold red")
@@ -217,7 +215,6 @@ def _format_number(value: float | None) -> str:
 
 # All rows together -----------------------------------------------------------------------------
 def _build_summary_table(title: str, *heads: str) -> Table:
-    """Builds an empty table; the columns after the first are right-justified."""
     table = Table(
         box=box.SIMPLE_HEAD,
         show_edge=False,
@@ -234,7 +231,6 @@ def _build_summary_table(title: str, *heads: str) -> Table:
 
 
 def _show_groups(phase: PhaseReport, row_numbers: Sequence[int], console: Console) -> None:
-    """Prints group statistics of the prompts shown, and one line about the others."""
     trees = {row.tree for row in phase.rows if row.row in row_numbers}
     table = _build_summary_table("groups", "group", "size", "scores", "mean", "σ", "advantages")
     for group in (g for g in phase.groups if g.tree in trees):
@@ -255,7 +251,6 @@ def _show_groups(phase: PhaseReport, row_numbers: Sequence[int], console: Consol
 
 
 def _show_budgets(phase: PhaseReport, console: Console) -> None:
-    """Prints tokens and memory of a step."""
     heads = ("", "turns", "opening", "synthetic", "at most")
     table = _build_summary_table("tokens per step", *heads)
     for level in phase.tokens.levels:

@@ -188,7 +188,6 @@ def _list_problems(task: Task, seed: int, most: int) -> Iterator[tuple[str, Prob
 
 
 def _find_problem_fault(reward: Reward, problem: Problem) -> str:
-    """Why a reward cannot use a problem; "" if it can."""
     try:
         with show_plugin_output(type(reward).__name__):
             reward.check_problem(problem.fields)

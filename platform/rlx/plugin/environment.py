@@ -313,7 +313,6 @@ class StatefulEnvironment(Environment):
 
 @contextmanager
 def _use_random_state(state: tuple[Any, ...]) -> Iterator[None]:
-    """Lends Python's global random generator to a game, and restores it afterwards."""
     before = random.getstate()
     random.setstate(state)
     try:

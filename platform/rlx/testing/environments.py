@@ -113,7 +113,6 @@ class _EpisodeCase:
 
 
 def _build_example_cases(subject: Subject) -> list[_EpisodeCase]:
-    """One case per example, with the example's options."""
     return [
         _EpisodeCase(build_subject_plugin(subject, e.options), e)
         for e in getattr(subject, "examples", ())
@@ -285,7 +284,6 @@ def _check_both_players(subject: Subject, _: list[_EpisodeCase]) -> None:
 
 
 def _group_by_options(cases: Sequence[_EpisodeCase]) -> list[list[_EpisodeCase]]:
-    """The cases of each set of options."""
     groups: dict[str, list[_EpisodeCase]] = {}
     for case in cases:
         groups.setdefault(case.environment.model_dump_json(), []).append(case)

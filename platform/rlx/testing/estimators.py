@@ -175,7 +175,6 @@ def _run_on_examples(run: Callable[[Function, CreditInputs], None], function: Fu
 
 
 def _of_both(name: str, help: str) -> Callable[[Any], Any]:
-    """Adds a promise of estimators and placements."""
 
     def add(run: Callable[[Function, CreditInputs], None]) -> Any:
         return _of_placements(name, help)(_of_estimators(name, help)(run))

@@ -69,7 +69,6 @@ def example_batch(seed: int = 0) -> TokenBatch:
 
 
 def _sample_context_segment(rng: random.Random, parent: int, author: Author) -> Segment:
-    """A segment that the policy did not write."""
     ids = tuple(rng.randint(1, 99) for _ in range(rng.randint(1, 4)))
     return Segment(parent=parent, author=author, token_ids=ids)
 

@@ -47,7 +47,6 @@ def task_checks() -> tuple[PromiseCheck, ...]:
 
 
 def _list_problems(task: Any, places: Sequence[_Place]) -> list[dict[str, Any]]:
-    """The problems at these places as plain values."""
     task.check()
     return [_convert_problem(task.problem(*place), place) for place in places]
 
