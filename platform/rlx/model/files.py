@@ -461,6 +461,7 @@ def _fetch_command(spec: ModelFiles) -> str:
 
 
 def first_line(error: Exception) -> str:
+    """Returns the first line of an error message."""
     return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 

@@ -168,6 +168,7 @@ def open_sampler(
 
 
 def copy_policy(policy: Policy, dtype: torch.dtype, device: torch.device | None = None) -> Policy:
+    """Returns a copy of the policy with its parameters in another precision, on another device."""
     return replace(policy, model=copy_model(policy.model, device, dtype))
 
 
