@@ -13,13 +13,12 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from rlx.discovery import import_implementation
-from rlx.errors import EnvironmentFault, PluginError, SpecError
+from rlx.errors import EnvironmentFault, PluginError, SpecError, summarize_error
 from rlx.model import (
     Policy,
     copy_model,
     do_windows_show,
     find_window,
-    first_line,
     narrow_windows,
 )
 from rlx.rollout import SamplingSession
@@ -237,7 +236,7 @@ def _find_decoder_fault(
     try:
         difference = _compute_logit_difference(model, build())
     except Exception as error:  # noqa: BLE001  (an unusual model may fail in any way)
-        return f"parts that {name} does not support ({first_line(error)[:200]})"
+        return f"parts that {name} does not support ({summarize_error(error)[:200]})"
     if difference < NEAR.get(model.dtype, ROUGHLY):
         return None
     return f"logits that differ from those of {name} by {difference:.1g}"
