@@ -21,7 +21,7 @@ from rlx.rollout.dialogue import (
     encode_opening,
     list_example_messages,
 )
-from rlx.rollout.hosts import BlockingCalls, EnvironmentHost, HostFault, QueueingHost
+from rlx.rollout.hosts import EnvironmentHost, HostFault
 from rlx.rollout.tools import Schema, limit_calls, list_schemas
 from rlx.rollout.tree import NO_PARENT, RolloutTree, Segment
 from rlx.seeding import derive_seed
@@ -186,7 +186,6 @@ class EnvironmentPlan:
         system: system message for problems without their own.
         examples: messages before those of every problem.
         players: how many players the policy is: 2 in self-play.
-        learn: in self-play, whose turns learn.
     """
 
     count: int
@@ -198,7 +197,6 @@ class EnvironmentPlan:
     system: str = ""
     examples: tuple[Message, ...] = ()
     players: int = 1
-    learn: Literal["both", "first"] = "both"
     by: Literal["environment", "agent"] = "environment"
     tools: tuple[Schema, ...] = ()
 
@@ -308,7 +306,6 @@ def build_talk(
         system=spec.system,
         examples=list_example_messages(spec),
         players=spec.players,
-        learn="both" if spec.self_play is None else spec.self_play.learn,
         tools=list_schemas(spec.tools),
     )
 
@@ -371,7 +368,7 @@ class _SamplingLoop:
     ready: list[int] = field(default_factory=list)
 
     def run(self, games: Sequence[OngoingGame]) -> None:
-        queue = self.host if isinstance(self.host, QueueingHost) else BlockingCalls(self.host)
+        queue = self.host
         try:
             for number, game in enumerate(games):
                 seed = derive_seed(self.seeds[game.tree], "environment", game.place)

@@ -90,11 +90,6 @@ class RolloutPlan:
     def trees_per_prompt(self) -> int:
         return 1 if self.talk is None else self.talk.players
 
-    def list_learning_trees(self, problems: int) -> range:
-        """Numbers of the trees of so many problems that learn: all, or the first players'."""
-        both = self.talk is None or self.talk.learn == "both"
-        return range(0, problems * self.trees_per_prompt, 1 if both else self.trees_per_prompt)
-
     @property
     def rows_per_prompt(self) -> int:
         """Maximum number of turns, or rollouts with an environment, of one problem."""

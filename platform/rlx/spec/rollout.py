@@ -214,8 +214,8 @@ class SelfPlay(StrictModel):
     """The policy plays both players of the training games. In held-out games the environment plays
     the second."""
 
-    learn: Literal["both", "first"] = "both"
-    """Whose turns learn: both players', or the first one's against a copy of itself."""
+    learn: Literal["both"] = "both"
+    """Whose turns learn: both players'."""
 
 
 class MultiTurnRolloutSpec(Schedule):
