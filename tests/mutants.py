@@ -32,7 +32,7 @@ import yaml
 ROOT = Path(__file__).parents[1]
 LISTS = ROOT / "tests" / "mutants.yaml"
 PAGE = ROOT / "tests" / "mutants.md"
-LIBRARIES = ("torch", "hypothesis", "pydantic", "lazy_loader", "graphlib", "pebble")
+LIBRARIES = ("torch", "hypothesis", "pydantic", "lazy_loader", "graphlib")
 
 
 class Room(NamedTuple):

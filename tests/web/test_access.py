@@ -228,7 +228,7 @@ def test_a_page_makes_no_registry_and_waits_for_no_writer(empty, registry, tmp_p
     assert TestClient(app, base_url=OURS).get("/").status_code == 503
     assert not missing.parent.exists()
     submit(registry)
-    with registry.database.open_writer() as connection:
+    with registry.open_writer() as connection:
         connection.exec_driver_sql("DELETE FROM rlx_metric")
         assert "r-0001" in empty.page("/").text
 

@@ -23,6 +23,7 @@ from rlx.plugin import Environment, Estimator, Mask, Placement, Plugin, Rehearse
 from rlx.plugin_calls import show_plugin_output
 from rlx.spec import (
     PLUGIN_SECTIONS,
+    PLUGIN_USES,
     PROFILES,
     TOOLS,
     CreditSpec,
@@ -111,36 +112,35 @@ def _list_places(tree: Mapping[str, Any]) -> Iterator[PluginReference]:
     """Yields the places of a tree that name plugins; malformed ones are skipped, since the spec
     reader reports them."""
     task, rollout = tree.get("task"), _get_mapping(tree, "rollout")
-    named: list[tuple[KeyPath, Kind, type[PluginUse], Any]] = [(("task",), "task", PluginUse, task)]
+    named: list[tuple[KeyPath, type[PluginUse], Any]] = [(("task",), PluginUse, task)]
     for name, changed in _get_mapping(tree, "evaluation", "variants").items():
         if isinstance(task, dict) and isinstance(changed, dict):
-            variant = {**task, **changed}
-            named.append((("evaluation", "variants", name), "task", PluginUse, variant))
-    named.append((DEMONSTRATIONS, "task", PluginUse, get_at_path(tree, DEMONSTRATIONS)))
+            named.append((("evaluation", "variants", name), PluginUse, {**task, **changed}))
+    named.append((DEMONSTRATIONS, PluginUse, get_at_path(tree, DEMONSTRATIONS)))
     if rollout.get("schedule") == "environment":
         use = rollout.get("environment")
         if tools := rollout.get("tools"):
             use = {"plugin": TOOLS, **(use if isinstance(use, dict) else {}), "tools": tools}
-        named.append((("rollout", "environment"), "environment", EnvironmentUse, use))
+        named.append((("rollout", "environment"), EnvironmentUse, use))
     scopes: dict[str, type[PluginUse]] = {"turn": TurnReward, "global": GlobalReward}
     for scope, model in scopes.items():
         uses = _get_mapping(tree, "rewards", scope).items()
-        named += [(("rewards", scope, name), "reward", model, use) for name, use in uses]
-    placement = get_at_path(tree, ("credit", "placement"))
-    named += [
-        (("mask",), "mask", MaskUse, tree.get("mask")),
-        (("estimator",), "estimator", EstimatorUse, tree.get("estimator")),
-        (("credit", "placement"), "placement", PlacementUse, placement),
-    ]
-    for path, kind, model, use in named:
+        named += [(("rewards", scope, name), model, use) for name, use in uses]
+    at: KeyPath = ("credit", "placement")
+    named.append((("mask",), MaskUse, tree.get("mask")))
+    named.append((("estimator",), EstimatorUse, tree.get("estimator")))
+    named.append((at, PlacementUse, get_at_path(tree, at)))
+    for path, model, use in named:
+        kind = cast(Kind, PLUGIN_USES[model])
         if isinstance(use, str) and model is PlacementUse:
             yield PluginReference(path, kind, list_yaml_keys(model), "", use, {}, None)
         elif isinstance(use, dict):
             place = _build_plugin_place(path, kind, model, use)
-            profiled = kind in ("estimator", "mask")
-            profile = str(get_at_path(tree, ("credit", "profile"))) if profiled else place.profile
+            if kind in ("estimator", "mask"):
+                profile = str(get_at_path(tree, ("credit", "profile")))
+                place = replace(place, profile=profile)
             if isinstance(place.name, str):
-                yield replace(place, profile=profile)
+                yield place
     yield from _list_foreign_sections(tree)
 
 
