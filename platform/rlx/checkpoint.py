@@ -37,9 +37,7 @@ from rlx.spec.reading import (
     Diagnostic,
     LoadedSpec,
     build_error,
-    build_refusal,
     format_key_path,
-    locate_diagnostic,
 )
 from rlx.text import escape_unprintable
 from rlx_registry import AmbiguousNameError, NotFoundError, Registry, RunRecord
@@ -364,9 +362,7 @@ def pin_checkpoint(registry: Registry, read: LoadedSpec) -> LoadedSpec:
     else:
         faults = [*_check_origin_fit(read.spec, run, folder, state)]
     if faults:
-        raise build_refusal(
-            [locate_diagnostic(fault, read.document) for fault in faults], read.document.file
-        )
+        raise read.document.build_refusal(faults)
     full = {"from_checkpoint": f"{run.id}@{state.step}"}
     return replace(read, spec=read.spec.model_copy(update=full))
 

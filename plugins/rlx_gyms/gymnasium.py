@@ -112,12 +112,8 @@ class _Game:
 def _build_lake_episode(
     name: str, *turns: str, kinds: tuple[str, ...], observations: tuple[str, ...], done: bool
 ) -> Episode:
-    problem = {
-        "id": "FrozenLake-v1",
-        "config": '{"is_slippery": false}',
-        "start": 14,
-        "seed": 0,
-    }
+    config = '{"is_slippery": false}'
+    problem = {"id": "FrozenLake-v1", "config": config, "start": 14, "seed": 0}
     return Episode(
         name=name, problem=problem, turns=turns, kinds=kinds, observations=observations, done=done
     )
@@ -138,9 +134,7 @@ class GymnasiumEnvironment(NeedsLibrary, StatefulEnvironment):
         _build_lake_episode("gold", "right", kinds=("move",), observations=("",), done=True),
         _build_lake_episode(
             "around",
-            "<answer>left</answer>",
-            "Right",
-            "right",
+            *("<answer>left</answer>", "Right", "right"),
             kinds=("move", "move", "move"),
             observations=("13\n", "14\n", ""),
             done=True,

@@ -40,16 +40,12 @@ def open_game(id: str, config: str, players: int, seed: int) -> Any:
             game = library.make(name, **json.loads(config))
             game.reset(num_players=players, seed=seed)
         except Exception as error:  # games raise whatever they like
-            raise ValueError(f"textarena cannot open {id!r}: {_describe(error)}") from error
+            why = f"{type(error).__name__}: {error}"
+            if type(error) is LookupError:  # of nltk, with a page of advice
+                why = "it needs a corpus of nltk: python -m nltk.downloader words"
+            raise ValueError(f"textarena cannot open {id!r}: {why}") from error
     game.first_player = game.state.current_player_id
     return game
-
-
-def _describe(error: Exception) -> str:
-    # nltk raises a plain LookupError with a page of advice.
-    if type(error) is LookupError:
-        return "it needs a corpus of nltk: python -m nltk.downloader words"
-    return f"{type(error).__name__}: {error}"
 
 
 def read_observation(game: Any, player: int) -> str:

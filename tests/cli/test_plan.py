@@ -18,7 +18,6 @@ EXPERIMENTS = [*sorted(FOLDER.glob("*.yaml")), *SOURCES, *STUDY]
 if shutil.which("bwrap") is None and "RLX_CI" not in os.environ:
     EXPERIMENTS.remove(FOLDER / "code_tests.yaml")  # its reward needs the sandbox
 RLCR = next(path for path in EXPERIMENTS if path.stem == "rlcr")
-KG = next(path for path in EXPERIMENTS if path.stem == "kg")
 PLANS = """
 import contextlib, io, json, os, socket, sys
 from functools import partial

@@ -15,7 +15,6 @@ from rlx.phase_setup import PhaseSetup
 from rlx.plan.memory import ModelShape, load_model_shape
 from rlx.plan.synthetic_responses import (
     DialogueSession,
-    EnvironmentSession,
     PlanProblems,
     PlanSpeech,
     ResponseAuthor,
@@ -50,14 +49,11 @@ class PlanTrial:
     """Result of running synthetic rollouts.
 
     Attributes:
-        phases: the phases with the settings of `setup`, if they are known.
+        phases: the phases with the settings of `setup`.
         note: what stands in for the task's problems; "" if they are its own.
-        shape: dimensions of the model; None if unknown on this machine.
-        table: rewards of the sampled `trees`.
-        is_scripted: the turns come from the task's own script.
-        rewards: the same rewards as tensors; None, like `train`, if nothing could be scored.
-        train: the batch with advantages and loss weights.
-        made_up: names of the streams with synthetic values.
+        shape: None if unknown on this machine.
+        table: rewards of the sampled `trees`; `rewards` are the same as tensors.
+        train: None, like `rewards`, if nothing could be scored.
         stopped: why credit could not be assigned; "" if it was.
     """
 
@@ -124,8 +120,7 @@ def run_trial(
     One rollout runs first, so that a hanging plugin costs one deadline instead of one per sample.
 
     Raises:
-        PluginError: the task's script, the mask or the estimator fails.
-        SpecError: the tokenizer cannot encode a template or the environment's text.
+        PluginError, SpecError: the task's script, mask or estimator fails, or a text has no tokens.
         EnvironmentFault: reward workers do not start.
     """
     speech, plan_problems, note = loaded.dialogue, list(problems.problems), problems.note
@@ -155,9 +150,7 @@ def run_trial(
         if plan.talk is None:
             session = TreeSession(author, problems, room)
         elif isinstance(host, EnvironmentHost):
-            session = host = EnvironmentSession(
-                author, problems, seeds, plan.talk, room, host=host, script=script
-            )
+            session = host = DialogueSession(author, problems, seeds, plan.talk, room, host, script)
         else:
             session = DialogueSession(author, problems, seeds, plan.talk, room)
         trees = sample_rollout_trees(plan, problems, seeds, session, speech, host)

@@ -40,7 +40,6 @@ from rlx.spec.reading.validation_errors import validate_values
 from rlx.spec.reading.yaml_source import (
     Place,
     YamlDocument,
-    locate_diagnostic,
     parse_yaml_document,
     read_text,
 )
@@ -140,8 +139,7 @@ def validate_document_values(model: type[_Model], values: Any, document: YamlDoc
     """Returns values of a document as a model, or raises `InvalidSpec` with every error."""
     found, faults = validate_values(model, values)
     if found is None:
-        located = [locate_diagnostic(fault, document) for fault in faults]
-        raise build_refusal(located, document.file)
+        raise document.build_refusal(faults)
     return found
 
 
@@ -199,8 +197,7 @@ def _write_document(content: Mapping[str, Any]) -> YamlDocument:
 def _build_refusal(
     document: YamlDocument, path: KeyPath, message: str, *helps: str, kind: Any = "file"
 ) -> InvalidSpec:
-    fault = build_error(path, message, *helps, kind=kind)
-    return build_refusal([locate_diagnostic(fault, document)], document.file)
+    return document.build_refusal([build_error(path, message, *helps, kind=kind)])
 
 
 # Files that extend others ------------------------------------------------------------------------
@@ -310,12 +307,12 @@ def apply_overrides(document: YamlDocument, overrides: Sequence[str]) -> YamlDoc
         try:
             return keep_plugin_file(name)
         except (SpecError, EnvironmentFault) as error:
-            faults.append(locate_diagnostic(build_error(path, str(error), kind="file"), document))
+            faults.append(build_error(path, str(error), kind="file"))
             return name
 
     _rename_plugins(document, keep)
     if faults:
-        raise build_refusal(faults, document.file)
+        raise document.build_refusal(faults)
     return document
 
 
