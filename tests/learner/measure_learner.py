@@ -28,7 +28,6 @@ with speed_up_imports():
     from rlx.learner import Critic, Learner, build_learner_with_reference, forward, join_ranks
     from rlx.learner import engine as learner_engine
     from rlx.learner.forms import CachedForm, PlainForm
-    from rlx.learner.pack import RankMicroBatches
     from rlx.model import build_policy
     from rlx.model.lora import adapt_model, adapter_weights
     from rlx.plugin import Problem
@@ -417,11 +416,6 @@ class Bench:
         stats = learner.update(train, loss, LR)
         return before, self.read(policy, learner), stats
 
-    def dealt(self, train, limit):
-        """Rows in every micro-batch of every rank."""
-        share = RankMicroBatches(train.batch, train.wanted, LIMITS[limit], self.ranks, merge=True)
-        return self.ranks.gather([len(packed.rows.unique()) for packed in share])
-
     def first_step(self, limit, **options):
         """A step of SGD, after asking for log-probabilities and an update without any signal."""
         policy, learner = self.learner(READABLE, limit, sgd, **options)
@@ -442,7 +436,6 @@ class Bench:
             "row_tokens": stats.row_tokens,
             "form": learner.chosen.form.name,
             "ranks_agree": all(torch.equal(w[n], everywhere[0][n]) for w in everywhere for n in w),
-            "dealt": self.dealt(self.batches[0], limit),
         }
 
     def one_row(self):
@@ -458,10 +451,7 @@ class Bench:
         )
         before, after, _ = self.stepped(*self.learner(READABLE, "several", sgd), alone)
         *_, expected = plain_step(alone, LOSS, lora=self.lora)
-        return {
-            "apart": whole(difference(before, after), expected),
-            "dealt": self.dealt(alone, "several"),
-        }
+        return {"apart": whole(difference(before, after), expected)}
 
     def logprobs(self, learner):
         """Largest distance from plain log-probabilities, and what stands where none is wanted."""

@@ -40,26 +40,21 @@ SMALL = (
 
 
 class Watched:
-    """Remembers the steps that were trained; breaks off at one of them."""
+    """Remembers the steps that were trained."""
 
-    def __init__(self, break_at=None):
+    def __init__(self):
         self.steps = []
-        self.losses = []
-        self.break_at = break_at
 
     def __call__(self, step, steps, loss):
         assert steps == 3
         self.steps.append(step)
-        self.losses.append(loss)
-        if step == self.break_at:
-            raise KeyboardInterrupt
 
 
-def warm(cache, *overrides, break_at=None, tell=lambda _: None, tokenizer=None):
+def warm(cache, *overrides, tell=lambda _: None):
     spec = read_spec(RLCR, [*SMALL, *overrides]).spec
-    policy = build_policy(spec.model, spec.seed, tokenizer)
+    policy = build_policy(spec.model, spec.seed)
     fresh = {name: p.detach().clone() for name, p in policy.model.named_parameters()}
-    watched = Watched(break_at)
+    watched = Watched()
     folder = warm_start_policy(policy, spec, build_setup(spec).task, cache, watched, tell=tell)
     trained = {name: p.detach().clone() for name, p in policy.model.named_parameters()}
     assert all(p.grad is None for p in policy.model.parameters()), "training begins with none"

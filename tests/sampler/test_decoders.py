@@ -124,20 +124,37 @@ def test_windows_are_kept_at_every_turn(kind):
     assert (found - whole[places]).abs().max() > 1e-3, "the window shows"
 
 
-GPT_NEO = {"num_layers": 2, "num_heads": 4, "attention_types": [[["local"], 2]], "window_size": 8}
+WINDOW = {"window_size": 8}
 
 
 @each_row(
     ("kind", "options", "why"),
     [
-        ("bert", {"is_decoder": False}, "logits that differ"),
-        ("mamba", {"state_size": 4}, "parts that its own forward pass with a cache does not"),
-        ("gpt_neo", GPT_NEO, "attention windows that cannot be tried"),
+        ("mamba", {"state_size": 4}, "without a cache, for it has parts that its own forward pass"),
+        (
+            "gpt_neo",
+            {
+                "num_layers": 2,
+                "num_heads": 4,
+                "attention_types": [[["local"], 2]],
+                "window_size": 8,
+            },
+            "its attention windows cannot be tried",
+        ),
     ],
 )
-def test_a_model_that_no_decoder_fits_is_refused(kind, options, why):
-    with pytest.raises(SpecError, match=rf"kind '{kind}' cannot be sampled from: it has {why}"):
-        choose_decoder(build(kind, **options))
+def test_a_model_that_no_cache_fits_is_read_again_for_every_token(kind, options, why):
+    model = build(kind, **options)
+    decoder = choose_decoder(model)()
+    prefix = "the model's own forward pass over the whole dialogue: "
+    assert decoder.description.startswith(prefix + why)
+    found, places = decode(decoder)
+    torch.testing.assert_close(found, logits(model, IDS)[places], atol=2e-5, rtol=2e-5)
+
+
+def test_a_model_that_sees_later_tokens_is_refused():
+    with pytest.raises(SpecError, match=r"kind 'bert' cannot be sampled from: it has logits that"):
+        choose_decoder(build("bert", is_decoder=False))
 
 
 # Weights -----------------------------------------------------------------------------------------

@@ -131,7 +131,7 @@ def draw_bin_bar(axes: Any, edges: tuple[float, float], height: float, n: int, c
 
 def _draw_reliability(axes: Any, calibration: Figures, colour: str, title: str) -> None:
     """Draws the accuracy of each bin, with its Wilson interval, against its mean confidence."""
-    held = _list_held_bins(calibration)
+    held = [b for b in calibration["bins"] if b["n"]]
     x, y = [b["confidence"] for b in held], [b["accuracy"] for b in held]
     low = [b["accuracy"] - b["accuracy_low"] for b in held]
     high = [b["accuracy_high"] - b["accuracy"] for b in held]
@@ -141,33 +141,20 @@ def _draw_reliability(axes: Any, calibration: Figures, colour: str, title: str) 
     area = [18 + 170 * b["n"] / calibration["n"] for b in held]
     axes.scatter(x, y, s=area, color=colour, edgecolor="white", linewidth=0.8, zorder=4)
     axes.set_title(title, loc="left", color=INK, fontsize=13, fontweight="bold", pad=40)
-    caption = f"{_format_headline(calibration)}\n{_format_stratum_reference(calibration)}"
+    auroc, known = (
+        "-" if calibration[name] is None else f"{calibration[name]:.2f}"
+        for name in ("auroc", "stratum_auroc")
+    )
+    caption = (
+        f"accuracy {calibration['accuracy']:.2f} · stated {calibration['mean_confidence']:.2f} · "
+        f"Brier {calibration['brier']:.3f} · ECE {calibration['ece']:.3f} · AUROC {auroc}\n"
+        f"stratum alone: Brier {calibration['stratum_brier']:.3f}, AUROC {known} · {len(held)} of "
+        f"{len(calibration['bins'])} bins used"
+    )
     note = axes.text(0, 1.025, caption, transform=axes.transAxes, color=INK, linespacing=1.5)
     note.set(fontsize=8.5, in_layout=False)
     counts = f"{calibration['n']} answers, {calibration['unparsable']} unreadable"
     axes.set_title(counts, loc="right", color=FAINT, fontsize=8.5, pad=40)
-
-
-def _list_held_bins(calibration: Figures) -> list[Figures]:
-    return [b for b in calibration["bins"] if b["n"]]
-
-
-def _format_headline(c: Figures) -> str:
-    """Accuracy, mean confidence and the chief measures of calibration, in one line."""
-    return (
-        f"accuracy {c['accuracy']:.2f} · stated {c['mean_confidence']:.2f} · Brier "
-        f"{c['brier']:.3f} · ECE {c['ece']:.3f} · AUROC {_or_dash(c['auroc'])}"
-    )
-
-
-def _format_stratum_reference(c: Figures) -> str:
-    """Baseline of the headline: the stratum predictor, and how varied the confidences are."""
-    known = f"Brier {c['stratum_brier']:.3f}, AUROC {_or_dash(c['stratum_auroc'])}"
-    return f"stratum alone: {known} · {len(_list_held_bins(c))} of {len(c['bins'])} bins used"
-
-
-def _or_dash(figure: float | None) -> str:
-    return "-" if figure is None else f"{figure:.2f}"
 
 
 def _draw_shares(axes: Any, calibration: Figures, colour: str) -> None:

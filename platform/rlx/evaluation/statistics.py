@@ -307,7 +307,13 @@ def compare_by_problem(
             weights = counts[0] * counts[1].sum() + counts[1] * counts[0].sum()
             weights = (weights // np.gcd.reduce(weights)).astype(np.float64)
             gaps = weights * (ours - theirs)
-            drawn = _bootstrap((gaps, weights), _divide_sums, 0, RESAMPLES, paired=True)
+            drawn = _bootstrap(
+                (gaps, weights),
+                lambda gap, weight, axis: gap.sum(axis=axis) / weight.sum(axis=axis),
+                seed=0,
+                draws=RESAMPLES,
+                paired=True,
+            )
             low, high = map(float, drawn.confidence_interval)
             mean = float(gaps.sum() / weights.sum())
             found[figure] = ProblemDifference(
@@ -324,8 +330,3 @@ def _group_values_by_problem(
         for id_, value in zip(evaluation.problems, evaluation.values[figure], strict=True):
             answers.setdefault(id_, []).append(value)
     return answers
-
-
-def _divide_sums(gaps: Floats, weights: Floats, axis: int) -> Floats:
-    means: Floats = gaps.sum(axis=axis) / weights.sum(axis=axis)
-    return means

@@ -28,6 +28,7 @@ AdamSpec = OptimizerSpec | CriticSpec
 
 
 def build_adamw(parameters: Iterable[nn.Parameter], spec: AdamSpec) -> torch.optim.Optimizer:
+    """Builds AdamW with the spec's settings."""
     return torch.optim.AdamW(
         parameters,
         lr=spec.learning_rate,

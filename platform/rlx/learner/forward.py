@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from rlx.errors import SpecError
+from rlx.errors import SpecError, summarize_error
 from rlx.learner.distributed import Ranks
 from rlx.learner.forms import CachedForm, FlexForm, ForwardForm, GroupedForm, PlainForm
 from rlx.learner.pack import PackedBatch, pack_rows
@@ -25,7 +25,6 @@ from rlx.model import (
     copy_model,
     do_windows_show,
     find_window,
-    first_line,
     keep_first_layers,
     narrow_windows,
 )
@@ -332,7 +331,7 @@ def _find_chunk_fault(module: PackedPolicy, runner: RunnerSpec, device: torch.de
     try:
         found = _run_trial(trial, compute_logprobs)
     except Exception as error:  # noqa: BLE001  (a model may fail in any way)
-        return first_line(error)[:LONGEST_REASON]
+        return summarize_error(error)[:LONGEST_REASON]
     return _describe_difference(found, expected, "whole logits")
 
 
@@ -350,7 +349,7 @@ def _list_refused_forms(
     try:
         expected = _run_trial(module, compute_outputs)
     except Exception as error:
-        kind, why = module.model.config.model_type, first_line(error)[:LONGEST_REASON]
+        kind, why = module.model.config.model_type, summarize_error(error)[:LONGEST_REASON]
         raise SpecError(
             f"model: a model of kind {kind!r} cannot compute the log-probabilities of a dialogue "
             f"({why}); use another model"
@@ -364,7 +363,7 @@ def _list_refused_forms(
                 found = _run_trial(module, compute_outputs)
                 reason = _describe_difference(found, expected, "plain rows")
             except Exception as error:  # noqa: BLE001  (a model may fail in any way)
-                reason = first_line(error)[:LONGEST_REASON]
+                reason = summarize_error(error)[:LONGEST_REASON]
         if not reason:
             break
         refused.append(f"{form.name} ({reason})")

@@ -13,7 +13,6 @@ from .files import (
     compute_reference_digest,
     find_gguf_file,
     find_local_files,
-    first_line,
     name_reference,
 )
 from .lora import (
@@ -88,7 +87,6 @@ __all__ = [
     "find_text_faults",
     "find_vocabulary_difference",
     "find_window",
-    "first_line",
     "folder_dialogue",
     "is_adapted",
     "is_shipped_warm_start",

@@ -22,11 +22,11 @@ from transformers import (
 )
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from rlx.errors import EnvironmentFault, SpecError
+from rlx.errors import EnvironmentFault, SpecError, summarize_error
 from rlx.importing import hide_packages
 from rlx.model.copies import convert_weights
 from rlx.model.dialogue import ModelDialogue
-from rlx.model.files import first_line, model_folder, name_reference, share_weights
+from rlx.model.files import model_folder, name_reference, share_weights
 from rlx.model.tokenizer import (
     build_dialogue,
     build_vocabulary_dialogue,
@@ -167,7 +167,7 @@ def _load_pretrained_policy(spec: PretrainedModelSpec, dtype: torch.dtype) -> Po
     except LOADING_ERRORS as error:
         raise EnvironmentFault(
             f"model.path: transformers {transformers.__version__} cannot load {spec.path!r} "
-            f"({first_line(error)}); save or fetch it again"
+            f"({summarize_error(error)}); save or fetch it again"
         ) from error
     if missing := sorted(loading["missing_keys"]):
         raise EnvironmentFault(

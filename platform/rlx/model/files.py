@@ -11,7 +11,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rlx.errors import EnvironmentFault, SpecError
+from rlx.errors import EnvironmentFault, SpecError, summarize_error
 from rlx.home import locate_cache
 from rlx.plugin import expand_path
 from rlx.spec import ModelFiles
@@ -127,8 +127,8 @@ def _read_header(file: Path) -> tuple[dict[str, Any], dict[str, tuple[int, ...]]
         return fields, {one.name: tuple(map(int, reversed(one.shape))) for one in reader.tensors}
     except (OSError, ValueError, IndexError, KeyError) as error:
         raise EnvironmentFault(
-            f"model.path: {str(file)!r} cannot be read as GGUF ({first_line(error)}); fetch it "
-            "again"
+            f"model.path: {str(file)!r} cannot be read as GGUF ({summarize_error(error)}); fetch "
+            "it again"
         ) from error
 
 
@@ -324,7 +324,7 @@ def _list_hub_files(spec: ModelFiles) -> set[str]:
         info = HfApi().model_info(spec.path, revision=spec.revision, timeout=HUB_SECONDS)
     except errors.HfHubHTTPError as error:
         status = getattr(getattr(error, "response", None), "status_code", None)
-        why = f"the hub cannot list the files of {name} ({first_line(error)}); try again later"
+        why = f"the hub cannot list the files of {name} ({summarize_error(error)}); try again later"
         if isinstance(error, errors.RevisionNotFoundError):
             why = f"the hub has no {name}; leave model.revision out, or give one that exists"
         elif isinstance(error, errors.GatedRepoError) or status == 403:
@@ -341,7 +341,7 @@ def _list_hub_files(spec: ModelFiles) -> set[str]:
     except Exception as error:  # whatever the hub's HTTP library raises
         raise EnvironmentFault(
             f"model.path: there is no folder {spec.path!r} on this machine, {name} is not in the "
-            f"hub's cache, and the hub cannot be reached ({first_line(error)}); give a local "
+            f"hub's cache, and the hub cannot be reached ({summarize_error(error)}); give a local "
             f"folder, or fetch it where there is a network with `{_fetch_command(spec)}`"
         ) from error
     names = {file.rfilename for file in info.siblings or ()}
@@ -366,7 +366,7 @@ def _fetch_snapshot(spec: ModelFiles) -> Path:
     except Exception as error:  # whatever the hub's HTTP library raises
         raise EnvironmentFault(
             f"model.path: {_format_model_name(spec)} could not be fetched from the hub "
-            f"({first_line(error)}); try `{_fetch_command(spec)}`, or give a local folder"
+            f"({summarize_error(error)}); try `{_fetch_command(spec)}`, or give a local folder"
         ) from error
 
 
@@ -407,8 +407,8 @@ def _check_weights(file: Path) -> None:
             pass
     except SafetensorError as error:
         raise EnvironmentFault(
-            f"model.path: the weights in {str(file)!r} are damaged ({first_line(error)}); fetch "
-            "or save them again"
+            f"model.path: the weights in {str(file)!r} are damaged ({summarize_error(error)}); "
+            "fetch or save them again"
         ) from error
 
 
@@ -444,7 +444,8 @@ def _read_json_object(file: Path) -> dict[str, Any]:
         value = json.loads(file.read_text(encoding="utf-8"))
     except ValueError as error:
         raise EnvironmentFault(
-            f"model.path: {str(file)!r} is not JSON ({first_line(error)}); fetch or save it again"
+            f"model.path: {str(file)!r} is not JSON ({summarize_error(error)}); fetch or save it "
+            "again"
         ) from error
     if not isinstance(value, dict):
         raise EnvironmentFault(f"model.path: {str(file)!r} is not a JSON object")
@@ -458,10 +459,6 @@ def _format_model_name(spec: ModelFiles) -> str:
 def _fetch_command(spec: ModelFiles) -> str:
     revision = f" --revision {spec.revision}" if spec.revision else ""
     return f"hf download {spec.path}{revision}"
-
-
-def first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 def share_weights(config: Path) -> None:

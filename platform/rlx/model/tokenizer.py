@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rlx.errors import EnvironmentFault, SpecError
+from rlx.errors import EnvironmentFault, SpecError, summarize_error
 from rlx.model.dialogue import ChatDialogue, ModelDialogue, PlainDialogue
-from rlx.model.files import find_local_files, first_line
+from rlx.model.files import find_local_files
 from rlx.model.vocabulary import Vocabulary
 from rlx.plugin import expand_path
 from rlx.spec import CLOSED_VOCABULARIES, ModelFiles, ModelSpec, TinyModelSpec
@@ -121,7 +121,8 @@ def find_local_context_length(spec: ModelFiles) -> int:
         config = AutoConfig.from_pretrained(folder or spec.path, trust_remote_code=False)
     except (OSError, ValueError) as error:
         raise EnvironmentFault(
-            f"model.path: the configuration of {spec.path!r} cannot be read ({first_line(error)})"
+            f"model.path: the configuration of {spec.path!r} cannot be read "
+            f"({summarize_error(error)})"
         ) from error
     return find_context_length(config)
 
@@ -166,8 +167,8 @@ def read_vocabulary(folder: Path) -> Mapping[str, int]:
         vocabulary: Mapping[str, int] = pretrained_tokenizer(folder).get_vocab()
     except (OSError, ValueError, RuntimeError, ImportError) as error:
         raise EnvironmentFault(
-            f"the tokenizer in {str(folder)!r} cannot be read ({first_line(error)}); save or fetch "
-            "it again"
+            f"the tokenizer in {str(folder)!r} cannot be read ({summarize_error(error)}); save or "
+            "fetch it again"
         ) from error
     return vocabulary
 
@@ -183,8 +184,8 @@ def folder_dialogue(folder: Path, *, chat_template: bool) -> ModelDialogue:
         generation = GenerationConfig.from_pretrained(folder) if has_generation_config else None
     except (OSError, ValueError, RuntimeError, ImportError) as error:
         raise EnvironmentFault(
-            f"model.path: the tokenizer in {str(folder)!r} cannot be read ({first_line(error)}); "
-            "save or fetch it again"
+            f"model.path: the tokenizer in {str(folder)!r} cannot be read "
+            f"({summarize_error(error)}); save or fetch it again"
         ) from error
     ends = end_ids(tokenizer, generation, config)
     return build_dialogue(tokenizer, ends, chat_template=chat_template)
@@ -208,7 +209,11 @@ class TokenBytes:
         decoder = getattr(getattr(tokenizer, "backend_tokenizer", None), "decoder", None)
         state = {} if decoder is None else json.loads(decoder.__getstate__())
         self._kinds = {step.get("type") for step in (state, *state.get("decoders", ()))}
-        self._alphabet = _build_byte_alphabet() if "ByteLevel" in self._kinds else {}
+        self._alphabet: dict[str, int] = {}
+        if "ByteLevel" in self._kinds:
+            from transformers.convert_slow_tokenizer import bytes_to_unicode
+
+            self._alphabet = {character: byte for byte, character in bytes_to_unicode().items()}
 
     def __call__(self, token: int) -> bytes | None:
         """Returns the bytes of a token; None for a control token, which is no text."""
@@ -223,12 +228,3 @@ class TokenBytes:
             byte = BYTE_PIECE.fullmatch(piece)
             return bytes.fromhex(byte[1]) if byte else piece.replace(SPACE, " ").encode()
         return str(self._tokenizer.decode([token])).encode()
-
-
-def _build_byte_alphabet() -> dict[str, int]:
-    """Builds the byte of every character of byte-level vocabularies: printable Latin-1 stands for
-    itself, the rest for characters from 256 on, in order."""
-    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    others = [byte for byte in range(256) if byte not in printable]
-    characters = [*map(chr, printable), *(chr(256 + n) for n in range(len(others)))]
-    return dict(zip(characters, (*printable, *others), strict=True))

@@ -193,6 +193,7 @@ def compute_demonstration_digest(batches: DemonstrationBatches) -> str:
 
 
 def is_shipped_warm_start(folder: Path) -> bool:
+    """Whether a warm start in the cache came with rlx, in place of being trained here."""
     return (folder / ORIGIN).exists()
 
 

@@ -1,7 +1,6 @@
 from .conversations import (
     EnvironmentPlan,
     build_talk,
-    count_shared,
     derive_turn_seed,
     is_fault_segment,
 )
@@ -15,6 +14,7 @@ from .dialogue import (
     TurnPrompt,
     build_piece_splitter,
     build_turn_segment,
+    count_shared,
     encode_between_turns,
     encode_opening,
     fill_turn_template,

@@ -13,18 +13,17 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from rlx.discovery import import_implementation
-from rlx.errors import EnvironmentFault, PluginError, SpecError
+from rlx.errors import EnvironmentFault, PluginError, SpecError, summarize_error
 from rlx.model import (
     Policy,
     copy_model,
     do_windows_show,
     find_window,
-    first_line,
     narrow_windows,
 )
 from rlx.rollout import SamplingSession
 from rlx.sampler.gpu_steps import WARM_UP
-from rlx.sampler.own_forward import CachedDecoder
+from rlx.sampler.own_forward import CachedDecoder, UncachedDecoder
 from rlx.sampler.plain_decoder import PlainDecoder, unknown_part
 from rlx.sampler.rows import Decoder, SharingDecoder
 from rlx.spec import RunnerSpec, SamplerSpec, VllmSamplerSpec
@@ -168,6 +167,7 @@ def open_sampler(
 
 
 def copy_policy(policy: Policy, dtype: torch.dtype, device: torch.device | None = None) -> Policy:
+    """Returns a copy of the policy with its parameters in another precision, on another device."""
     return replace(policy, model=copy_model(policy.model, device, dtype))
 
 
@@ -210,23 +210,30 @@ def choose_decoder(model: PreTrainedModel) -> Callable[[], Decoder]:
             return partial(build, captures=True, why_not=fault)
     cached = CachedDecoder(model, f"it has {why}")
     if window is not None and not do_windows_show(model, NARROW):
-        raise _refuse_model(model, "attention windows that cannot be tried")
+        return _choose_uncached(model, "its attention windows cannot be tried")
     with narrow_windows(model, NARROW) if window is not None else nullcontext():
         fault = _find_decoder_fault(model, "its own forward pass with a cache", lambda: cached)
-        if fault is not None:
-            with torch.inference_mode():
-                is_sound = _compute_model_logits(model, [0, 1, 2], [3]).isfinite().all()
-            if is_sound:  # if it is not, sampling reports it
-                raise _refuse_model(model, fault)
-    return lambda: cached
+        if fault is None:
+            return lambda: cached
+        with torch.inference_mode():
+            if not _compute_model_logits(model, [0, 1, 2], [3]).isfinite().all():
+                return lambda: cached  # sampling reports it
+        return _choose_uncached(model, f"without a cache, for it has {fault}")
 
 
-def _refuse_model(model: PreTrainedModel, fault: str) -> SpecError:
-    return SpecError(
-        f"model: a model of kind {model.config.model_type!r} cannot be sampled from: it has "
-        f"{fault}; use a causal language model that keeps keys and values in a cache, or "
-        "sampler.engine: vllm"
-    )
+def _choose_uncached(model: PreTrainedModel, why: str) -> Callable[[], Decoder]:
+    """The decoder that fits every causal model.
+
+    Raises:
+        SpecError: it does not fit this one.
+    """
+    uncached = UncachedDecoder(model, why)
+    if fault := _find_decoder_fault(model, "its own forward pass", lambda: uncached):
+        raise SpecError(
+            f"model: a model of kind {model.config.model_type!r} cannot be sampled from: it has "
+            f"{fault}; use a causal language model"
+        )
+    return lambda: uncached
 
 
 def _find_decoder_fault(
@@ -236,7 +243,7 @@ def _find_decoder_fault(
     try:
         difference = _compute_logit_difference(model, build())
     except Exception as error:  # noqa: BLE001  (an unusual model may fail in any way)
-        return f"parts that {name} does not support ({first_line(error)[:200]})"
+        return f"parts that {name} does not support ({summarize_error(error)[:200]})"
     if difference < NEAR.get(model.dtype, ROUGHLY):
         return None
     return f"logits that differ from those of {name} by {difference:.1g}"

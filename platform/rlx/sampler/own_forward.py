@@ -1,5 +1,6 @@
-"""Decoding with a model's own forward pass and a KV cache per row."""
+"""Decoding with a model's own forward pass: with a KV cache per row, or without a cache."""
 
+import inspect
 from collections.abc import Sequence
 from typing import Self
 
@@ -126,3 +127,63 @@ class CachedRows:
     def _layers(self) -> list[tuple[Tensor, Tensor]]:
         layers = () if self._cache is None else self._cache.layers
         return [(layer.keys, layer.values) for layer in layers]
+
+
+class UncachedDecoder:
+    """Decodes with any causal model of transformers, called unchanged; `why` no cache can be used.
+
+    Every token is sampled after the whole dialogue has been read again. That is slow, but it serves
+    recurrent and hybrid models, and those with an attention of their own.
+    """
+
+    def __init__(self, model: PreTrainedModel, why: str) -> None:
+        self._model = model
+        self.description = f"the model's own forward pass over the whole dialogue: {why}"
+
+    def start(self, rows: int) -> "UncachedRows":
+        return UncachedRows(self._model, [[] for _ in range(rows)])
+
+
+class UncachedRows:
+    """See `rlx.sampler.rows.DialogueRows`; `tokens` are those of every dialogue."""
+
+    compact_below = COMPACT_BELOW
+
+    def __init__(self, model: PreTrainedModel, tokens: list[list[int]]) -> None:
+        self._model, self._tokens = model, tokens
+        self._keeps = "logits_to_keep" in inspect.signature(type(model).forward).parameters
+
+    def prefill(self, fresh: Sequence[Sequence[int]], room: int) -> Tensor:
+        for tokens, new in zip(self._tokens, fresh, strict=True):
+            tokens += new
+        width = max(map(len, self._tokens))  # padding is on the right, where no token sees it
+        rows = [tokens + [0] * (width - len(tokens)) for tokens in self._tokens]
+        last = torch.tensor([len(tokens) - 1 for tokens in self._tokens])
+        kept, where = last.unique(return_inverse=True)
+        if not self._keeps:
+            kept, where = torch.arange(width), last
+        device = self._model.device
+        limited = {"logits_to_keep": kept.to(device)} if self._keeps else {}
+        ids = torch.tensor(rows, device=device)
+        logits = self._model(input_ids=ids, use_cache=False, **limited).logits
+        return torch.as_tensor(logits[torch.arange(len(rows)), where])
+
+    def step(self, tokens: Tensor) -> Tensor:
+        return self.prefill(tokens[:, None].tolist(), 0)
+
+    def fork(self, copies: Sequence[int], room: int) -> Self:
+        return type(self)(self._model, [list(self._tokens[row]) for row in copies])
+
+    def select(self, rows: Sequence[int], room: int) -> Self:
+        return self.fork(rows, room)
+
+    def set_aside(self, rows: Sequence[int], excess: Sequence[int]) -> Self:
+        kept = self.fork(rows, 0)
+        for tokens, count in zip(kept._tokens, excess, strict=True):
+            del tokens[len(tokens) - count :]
+        return kept
+
+    @classmethod
+    def join_rows(cls, places: Sequence[tuple[Self, int]], room: int) -> Self:
+        tokens = [list(source._tokens[row]) for source, row in places]
+        return cls(places[0][0]._model, tokens)

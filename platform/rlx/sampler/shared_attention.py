@@ -192,6 +192,7 @@ SCORES = 1 << 23
 
 
 def split_by_layer(kept: Tensor) -> tuple[Tensor, ...]:
+    """Splits keys or values by layer, with heads and rows flattened."""
     return kept.flatten(1, 2).unbind()
 
 

@@ -51,6 +51,7 @@ def give_memory_back(device: torch.device) -> None:
 def open_transformers(
     policy: Policy, spec: TransformersSamplerSpec, runner: RunnerSpec, device: torch.device
 ) -> Iterator["TransformersSampler"]:
+    """See `rlx.sampler.open_sampler`."""
     own = copy_policy(policy, getattr(torch, runner.dtype), device)
     yield TransformersSampler(own, max_rows=spec.max_rows, device=device)
 

@@ -55,6 +55,7 @@ Row = tuple[tuple[int, ...], int, int]
 def open_vllm(
     policy: Policy, spec: VllmSpec, runner: RunnerSpec, device: torch.device
 ) -> Iterator["VllmSampler"]:
+    """See `rlx.sampler.open_sampler`."""
     sampler = VllmSampler(policy, spec, runner, device)
     try:
         yield sampler

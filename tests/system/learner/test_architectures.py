@@ -1,9 +1,76 @@
-"""Causal language models of transformers: how each is sampled from and trained."""
+"""Causal language models of transformers, each tried: sampled from and trained by GRPO and RLCR.
+
+`measure_architectures.py` takes the steps; here they are judged, and the table in the docs is
+compared with them.
+"""
+
+import json
+import os
+import subprocess
+import sys
 
 import pytest
-from architecture_table import PAGE, build_page
+from architecture_table import MEASURE, build_table, read_table
+
+QUIET = {
+    "OMP_NUM_THREADS": "1",
+    "OMP_WAIT_POLICY": "PASSIVE",
+    "PYTHONWARNINGS": "ignore",
+    "CUDA_VISIBLE_DEVICES": "",
+}
 
 
-@pytest.mark.filterwarnings("ignore")  # of modeling code
-def test_the_docs_have_the_table():
-    assert PAGE.read_text() == build_page(), "run `make docs`"
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory):
+    out = tmp_path_factory.mktemp("architectures") / "measured.json"
+    done = subprocess.run(
+        [sys.executable, str(MEASURE), str(out)],
+        env={**os.environ, **QUIET},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    return json.loads(out.read_text())
+
+
+@pytest.fixture(scope="module")
+def models(measured):
+    return measured["models"]
+
+
+def test_at_least_25_architectures_with_and_without_a_chat_template(models):
+    assert len(models) >= 25
+    assert {found["chat"] for found in models.values()} == {True, False}
+
+
+def test_sampler_and_learner_agree_before_and_after_an_update(models):
+    apart = {
+        (kind, recipe): step["apart"]
+        for kind, found in models.items()
+        for recipe, step in found["steps"].items()
+    }
+    assert max(apart.values()) <= 1e-4, max(apart, key=apart.get)
+
+
+def test_every_model_learns_by_grpo_and_by_rlcr(models):
+    for kind, found in models.items():
+        assert list(found["steps"]) == ["GRPO", "RLCR"]
+        for recipe, step in found["steps"].items():
+            assert step["gradient"] > 0, (kind, recipe)
+
+
+def test_dialogues_are_longer_than_windows(models):
+    windowed = {kind: found for kind, found in models.items() if found["window"]}
+    assert {"mistral", "gemma3_text", "olmo3", "gpt_oss"} <= windowed.keys()
+    for found in windowed.values():
+        assert min(step["longest"] for step in found["steps"].values()) > found["window"] + 4
+
+
+def test_models_that_see_later_tokens_are_refused_before_sampling(measured):
+    for kind, why in measured["refused"].items():
+        assert why is not None and kind in why and "cannot be sampled from" in why
+
+
+def test_the_docs_have_the_table(models):
+    assert read_table() == build_table(models), "run `make docs`"
