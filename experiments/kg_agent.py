@@ -7,7 +7,7 @@ from rlx_plugins.kg.environment import KgEnvironment
 
 TURNS = 4
 GRAPH = KgEnvironment(limit=8, order="shuffled", hints=False)
-GRAPH.check()  # reads it once, before the programs of a step are forked
+GRAPH.data()  # reads it once, before the programs of a step are forked
 CLIENT = OpenAI(base_url="http://localhost", api_key="none")
 
 

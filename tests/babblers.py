@@ -28,15 +28,9 @@ ANSWER = TurnSpec(max_new_tokens=24)
 CONFIDENCE = TurnSpec(max_new_tokens=8, temperature=0.7)
 
 
-def babbler(seed, *, tied=True):
+def babbler(seed):
     """A random model of which about one token in ten ends a turn."""
     policy = build_policy(SPEC, seed)
-    if not tied:
-        policy.model.config.tie_word_embeddings = False
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            rows = 0.15 * torch.randn(policy.model.vocab_size, 64)
-        policy.model.lm_head.weight = torch.nn.Parameter(rows)
     ends = (policy.tokenizer.eos_token_id, *range(20, 33))
     return replace(policy, dialogue=PlainDialogue(policy.tokenizer, ends), end_ids=ends)
 
@@ -47,9 +41,8 @@ def furthest(policy, requests, completions, temperature=1.0):
     for request, group in zip(requests, completions, strict=True):
         for c in group:
             with torch.no_grad():
-                logits = policy.model(
-                    input_ids=torch.tensor([request.context + c.token_ids])
-                ).logits
+                ids = torch.tensor([request.context + c.token_ids], device=policy.model.device)
+                logits = policy.model(input_ids=ids).logits.cpu()
             logprobs = (logits[0] / temperature).log_softmax(dim=-1)[len(request.context) - 1 :]
             plain = logprobs[torch.arange(len(c.token_ids)), torch.tensor(c.token_ids)]
             worst = max(worst, float((plain - torch.tensor(c.logprobs)).abs().max()))

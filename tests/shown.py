@@ -247,7 +247,7 @@ def submit(
 def _lives_on(registry: Registry, run_id: str) -> None:
     """Lets a run be alive as long as the tests go on; in truth its supervisor would say so."""
     run, tomorrow = models.run, time.time() + 86400
-    with registry.database.open_writer() as connection:
+    with registry.open_writer() as connection:
         connection.execute(
             update(run).where(run.c.id == int(run_id[2:])).values(heartbeat=tomorrow)
         )
@@ -257,5 +257,5 @@ def silence(registry: Registry, run_id: str, seconds: float = 1000) -> None:
     """Lets a run have shown no sign of life for so long."""
     then, run = time.time() - seconds, models.run
     values = {"heartbeat": then, "started": then, "created": then}
-    with registry.database.open_writer() as connection:
+    with registry.open_writer() as connection:
         connection.execute(update(run).where(run.c.id == int(run_id[2:])).values(**values))

@@ -26,6 +26,6 @@ def submit(registry, **changes):
 
 def silence(registry, key=1, seconds=3600):
     """Sets a run's heartbeat into the past, as no method of the registry can."""
-    with registry.database.open_writer() as connection:
+    with registry.open_writer() as connection:
         change = update(models.run).where(models.run.c.id == key)
         connection.execute(change.values(heartbeat=time.time() - seconds))

@@ -184,7 +184,7 @@ def show_gap(own: Mapping[int, float], reference: Mapping[int, float]) -> str:
     shared = sorted(own.keys() & reference.keys())
     if len(shared) < 2 or own == reference:
         return "–"
-    found = compute_paired_difference(own, reference).over
+    found = compute_paired_difference(own, reference)
     return f"{found.mean:+.3f} [{found.low:+.3f}, {found.high:+.3f}]"
 
 

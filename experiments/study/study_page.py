@@ -276,9 +276,9 @@ class Group:
         """A figure of the stated confidence less that of its one bit, paired by seed, as text."""
         stated, of_bit = self.measure(label, name, **options), self.measure(label, bit, **options)
         gap = compute_paired_difference(stated, of_bit)
-        if gap is None or gap.over.low is None:
+        if gap is None or gap.low is None:
             return "–"
-        return f"{gap.over.mean:+.3f} [{gap.over.low:+.3f}, {gap.over.high:+.3f}]"
+        return f"{gap.mean:+.3f} [{gap.low:+.3f}, {gap.high:+.3f}]"
 
     def corrected(self, *names: str) -> str:
         """A table of figures in `CORRECTED`, by default all, one line per recipe."""
@@ -362,10 +362,9 @@ def shown_mean(found: Any) -> str:
 
 def shown_gap(found: Any) -> str:
     """Formats a difference over seeds with its 95 % interval and p-value."""
-    over = found.over
-    if over.low is None:
-        return f"{over.mean:+.3f}"
-    return f"{over.mean:+.3f} [{over.low:+.3f}, {over.high:+.3f}] (p {found.p:.3g})"
+    if found.low is None:
+        return f"{found.mean:+.3f}"
+    return f"{found.mean:+.3f} [{found.low:+.3f}, {found.high:+.3f}] (p {found.p:.3g})"
 
 
 def markdown(lines: list[list[str]]) -> str:

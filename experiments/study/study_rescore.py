@@ -34,7 +34,7 @@ def rescore_runs(registry: Registry, labels: Mapping[str, str], file: Path = FIL
             continue
         if not registry.results.rollout_steps(run.id):
             continue
-        told = json.loads(rlx("rescore", run.id, "--json", "--rows", "0", quiet=True))
+        told = json.loads(rlx("rescore", run.id, "--json", quiet=True))
         results[run.digest, run.seed] = {
             "label": labels[run.digest],
             "digest": run.digest,

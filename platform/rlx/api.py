@@ -415,53 +415,6 @@ class Experiment:
         """Every value, with defaults filled in."""
         return self.loaded.spec
 
-    def plan(self) -> "ExperimentPlan":
-        """Sends synthetic rollouts through the experiment's rewards, mask and estimator.
-
-        Loads no model, and downloads nothing if `HF_HUB_OFFLINE=1` is set.
-        """
-        from rlx.plan import build_plan
-
-        return ExperimentPlan(build_plan(self.path, self.loaded, self.plugins))
-
-    @label_refusal("submitted")
-    def submit(
-        self,
-        *,
-        again: bool = False,
-        queue: bool = False,
-        rehearse: bool = True,
-        anyway: bool = False,
-    ) -> Run:
-        """Records a run and starts it in the background, where it outlives this process; logs
-        warnings.
-
-        Args:
-            again: run even if the same spec and seed have finished or are active; otherwise that
-                run is returned.
-            queue: only record the run; `Run.resume` starts it.
-            rehearse: first send synthetic rollouts through the experiment, as `plan` does.
-            anyway: train even where the first answers of a pretrained model carry no signal.
-
-        Raises:
-            EnvironmentFault: this machine lacks what the experiment needs.
-            InvalidSpec: the rehearsal finds an error, or the checkpoint to start from is missing
-                or of another model.
-        """
-        url, experiment = registry_url(self.loaded), (self.loaded, self.plugins)
-        (finished,) = [None] if again else find_finished_runs(url, [experiment])
-        if finished is not None:
-            return Run(finished.id, url)
-        elsewhere = queue or self.spec.runner.launcher.submits_jobs
-        (checked,), warnings = check_submission(
-            [experiment], elsewhere=elsewhere, rehearse=rehearse
-        )
-        for warning in warnings:
-            log_report(str(warning), err=True)
-        with open_registry(url, read_only=False) as registry:
-            run, _ = start_experiment(registry, *checked, again=again, queue=queue, anyway=anyway)
-        return Run(run.id, url)
-
 
 @dataclass(frozen=True, slots=True)
 class ExperimentPlan:
@@ -502,8 +455,8 @@ class ExperimentPlan:
         )
 
 
-Source = Path | str | Mapping[str, Any] | ExperimentSpec
-"""A YAML file, or what it would hold; there, a plugin may be a function or a class."""
+Source = Path | str | Mapping[str, Any] | ExperimentSpec | Experiment
+"""A YAML file, or what it would hold, where a plugin may be a function or a class; or as read."""
 
 
 def read(source: Source, *overrides: str) -> Experiment:
@@ -520,6 +473,10 @@ def read(source: Source, *overrides: str) -> Experiment:
         PluginError: a plugin is missing or broken.
         EnvironmentFault: this machine lacks files or packages that a plugin reads.
     """
+    if isinstance(source, Experiment):
+        if not overrides:
+            return source
+        source = source.spec
     if isinstance(source, ExperimentSpec):
         source = source.dump_resolved()
     if not isinstance(source, Mapping | Path | str):
@@ -540,10 +497,17 @@ def validate(source: Source, *overrides: str) -> tuple[Diagnostic, ...]:
 
 
 def plan_experiment(source: Source, *overrides: str) -> ExperimentPlan:
-    """Reads an experiment and returns its plan; see `read` and `Experiment.plan`."""
-    return read(source, *overrides).plan()
+    """Sends synthetic rollouts through an experiment's rewards, mask and estimator; see `read`.
+
+    Loads no model, and downloads nothing if `HF_HUB_OFFLINE=1` is set.
+    """
+    from rlx.plan import build_plan
+
+    experiment = read(source, *overrides)
+    return ExperimentPlan(build_plan(experiment.path, experiment.loaded, experiment.plugins))
 
 
+@label_refusal("submitted")
 def submit(
     source: Source,
     *overrides: str,
@@ -552,10 +516,35 @@ def submit(
     rehearse: bool = True,
     anyway: bool = False,
 ) -> Run:
-    """Reads an experiment and starts it; see `read` and `Experiment.submit`."""
-    return read(source, *overrides).submit(
-        again=again, queue=queue, rehearse=rehearse, anyway=anyway
-    )
+    """Reads an experiment, records a run and starts it in the background, where it outlives this
+    process; logs warnings.
+
+    Args:
+        source: as of `read`.
+        overrides: as of `read`.
+        again: run even if the same spec and seed have finished or are active; otherwise that run is
+            returned.
+        queue: only record the run; `Run.resume` starts it.
+        rehearse: first send synthetic rollouts through the experiment.
+        anyway: train even where the first answers of a pretrained model carry no signal.
+
+    Raises:
+        EnvironmentFault: this machine lacks what the experiment needs.
+        InvalidSpec: the rehearsal finds an error, or the checkpoint to start from is missing or of
+            another model.
+    """
+    given = read(source, *overrides)
+    url, experiment = registry_url(given.loaded), (given.loaded, given.plugins)
+    (finished,) = [None] if again else find_finished_runs(url, [experiment])
+    if finished is not None:
+        return Run(finished.id, url)
+    elsewhere = queue or given.spec.runner.launcher.submits_jobs
+    (checked,), warnings = check_submission([experiment], elsewhere=elsewhere, rehearse=rehearse)
+    for warning in warnings:
+        log_report(str(warning), err=True)
+    with open_registry(url, read_only=False) as registry:
+        run, _ = start_experiment(registry, *checked, again=again, queue=queue, anyway=anyway)
+    return Run(run.id, url)
 
 
 def compare(*names: str, registry: str | None = None) -> Comparison:

@@ -37,9 +37,7 @@ from rlx.spec.reading import (
     Diagnostic,
     LoadedSpec,
     build_error,
-    build_refusal,
     format_key_path,
-    locate_diagnostic,
 )
 from rlx.text import escape_unprintable
 from rlx_registry import AmbiguousNameError, NotFoundError, Registry, RunRecord
@@ -309,7 +307,7 @@ def write_weights(
             adapt_policy,
             adapter_weights,
             build_policy,
-            merged_weights,
+            iterate_merged_weights,
             write_model,
         )
 
@@ -322,7 +320,7 @@ def write_weights(
         policy.model.load_state_dict({n.removeprefix("model."): w for n, w in stored.items()})
     except RuntimeError as error:
         raise RlxError(f"{checkpoint.name} belongs to another model: {error}") from error
-    weights = merged_weights(policy.model)
+    weights = dict(iterate_merged_weights(policy.model))
     with torch.no_grad():
         logits = policy.model(input_ids=torch.tensor([[0, 1]])).logits
     for name, value in {**weights, "logits": logits}.items():
@@ -365,9 +363,7 @@ def pin_checkpoint(registry: Registry, read: LoadedSpec) -> LoadedSpec:
     else:
         faults = [*_check_origin_fit(read.spec, run, folder, state)]
     if faults:
-        raise build_refusal(
-            [locate_diagnostic(fault, read.document) for fault in faults], read.document.file
-        )
+        raise read.document.build_refusal(faults)
     full = {"from_checkpoint": f"{run.id}@{state.step}"}
     return replace(read, spec=read.spec.model_copy(update=full))
 

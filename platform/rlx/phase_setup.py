@@ -27,15 +27,10 @@ class PhaseSetup:
     """Plugins and functions of one phase of an experiment.
 
     Attributes:
-        spec: the experiment spec, resolved for this phase.
-        plan: rollout plan: the turn levels to sample.
-        task: source of problems.
+        spec: resolved for this phase.
         demonstrations: source of the warm start's demonstrations.
-        environment: environment that responds between turns; None if there is none.
+        environment: None if nothing responds between turns.
         variants: the task with other options, for additional held-out sets, by name.
-        rewards: turn rewards and global rewards.
-        mask: returns the loss mask of a batch.
-        estimator: turns rewards into advantages.
         compares: whether the estimator gives a row that is alone in its group no advantage, by the
             kind of its last turn.
         ranks_rows: whether the estimator compares a row with the others of its group, if any.
@@ -89,13 +84,12 @@ class PhaseSetup:
     @property
     def requested_kinds(self) -> dict[str, str]:
         """Requested kind of turn, by the kind that the environment may assign to it."""
-        if self.plan.agent is not None:
-            (requested,) = self.spec.rollout.turns
-            return dict.fromkeys((requested, FAILED), requested)
-        if self.environment is None:
-            return {turn: turn for turn in self.spec.rollout.turns}
-        (requested,) = self.spec.rollout.turns
-        return dict.fromkeys((*self.environment.kinds, FAILED), requested)
+        turns = self.spec.rollout.turns
+        if self.plan.agent is None and self.environment is None:
+            return {turn: turn for turn in turns}
+        (requested,) = turns
+        kinds = turns if self.environment is None else self.environment.kinds
+        return dict.fromkeys((*kinds, FAILED), requested)
 
 
 def build_setup(spec: ExperimentSpec) -> PhaseSetup:
@@ -109,11 +103,12 @@ def build_setup(spec: ExperimentSpec) -> PhaseSetup:
         raise PluginError(f"task plugin {spec.task.plugin!r} has no `problem` and `demonstration`")
     if not isinstance(plugins.demonstrations, Task):
         raise PluginError("model.warm_start.demonstrations has no `problem` and `demonstration`")
-    uses: dict[tuple[Literal["turn", "global"], str], TurnReward | GlobalReward]
-    uses = {("turn", name): use for name, use in spec.rewards.turn.items()}
-    uses |= {("global", name): use for name, use in spec.rewards.global_.items()}
+    uses: list[tuple[Literal["turn", "global"], str, TurnReward | GlobalReward]] = [
+        *(("turn", name, use) for name, use in spec.rewards.turn.items()),
+        *(("global", name, use) for name, use in spec.rewards.global_.items()),
+    ]
     rewards = []
-    for (scope, name), use in uses.items():
+    for scope, name, use in uses:
         plugin = plugins.rewards[scope, name]
         if not isinstance(plugin, RewardPlugin):
             raise PluginError(

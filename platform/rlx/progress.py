@@ -38,11 +38,7 @@ def log_report(text: str, *, err: bool = False) -> None:
 
 
 def print_to_log(line: str, *, out: TextIO | None = None) -> None:
-    """Prints a line to the run's log.
-
-    Args:
-        out: the log, where stdout is something else.
-    """
+    """Prints a line to the run's log: stdout, or `out` where stdout is something else."""
     with suppress(OSError):  # the log's disk may be full
         print(line, file=out, flush=True)
 
@@ -63,11 +59,7 @@ class Progress:
 
 
 class ProgressFile:
-    """Writes progress to a file atomically; readers see the new line or the previous one.
-
-    Args:
-        path: None if another rank writes the progress.
-    """
+    """Writes progress to a file atomically; nowhere without a path, where another rank does."""
 
     def __init__(self, path: Path | None) -> None:
         self._path = path

@@ -7,12 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Clock:
-    """Tells the time and lets it pass.
-
-    Attributes:
-        now: returns the time in seconds; only differences mean something.
-        pause: returns after so many seconds.
-    """
+    """Tells the time, of which only differences mean something, and lets it pass; in seconds."""
 
     now: Callable[[], float] = time.monotonic
     pause: Callable[[float], None] = time.sleep
@@ -30,10 +25,6 @@ class Stopwatch:
 
     Args:
         longest: the most that one interval adds, in seconds.
-        clock: returns the time in seconds.
-
-    Attributes:
-        seconds: the sum.
     """
 
     def __init__(self, longest: float, clock: Callable[[], float] = time.monotonic) -> None:

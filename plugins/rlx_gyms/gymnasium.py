@@ -2,7 +2,6 @@
 
 import json
 import random
-import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -12,7 +11,7 @@ from typing import Any, ClassVar, Self
 from pydantic import Field, model_validator
 
 from rlx.plugin import Action, Demonstration, Episode, Problem, Reply, Split, StatefulEnvironment
-from rlx_gyms.libraries import NeedsLibrary, import_library, is_installed
+from rlx_gyms.libraries import GymTask, NeedsLibrary, import_library, is_installed
 
 _ACTIONS = {
     "FrozenLake-v1": ("left", "down", "right", "up"),
@@ -113,12 +112,8 @@ class _Game:
 def _build_lake_episode(
     name: str, *turns: str, kinds: tuple[str, ...], observations: tuple[str, ...], done: bool
 ) -> Episode:
-    problem = {
-        "id": "FrozenLake-v1",
-        "config": '{"is_slippery": false}',
-        "start": 14,
-        "seed": 0,
-    }
+    config = '{"is_slippery": false}'
+    problem = {"id": "FrozenLake-v1", "config": config, "start": 14, "seed": 0}
     return Episode(
         name=name, problem=problem, turns=turns, kinds=kinds, observations=observations, done=done
     )
@@ -139,9 +134,7 @@ class GymnasiumEnvironment(NeedsLibrary, StatefulEnvironment):
         _build_lake_episode("gold", "right", kinds=("move",), observations=("",), done=True),
         _build_lake_episode(
             "around",
-            "<answer>left</answer>",
-            "Right",
-            "right",
+            *("<answer>left</answer>", "Right", "right"),
             kinds=("move", "move", "move"),
             observations=("13\n", "14\n", ""),
             done=True,
@@ -196,7 +189,7 @@ class GymnasiumEnvironment(NeedsLibrary, StatefulEnvironment):
 _ATTEMPTS = 1000
 
 
-class GymnasiumTask(NeedsLibrary):
+class GymnasiumTask(NeedsLibrary, GymTask):
     """First states of an environment of Gymnasium with discrete actions, such as FrozenLake-v1.
 
     A tabular environment begins in every state in which an episode goes on, any other where it
@@ -210,34 +203,28 @@ class GymnasiumTask(NeedsLibrary):
     """Name of the environment, as for `gymnasium.make`."""
     config: Mapping[str, Any] = Field(default_factory=dict)
     """Arguments of `gymnasium.make`, such as `{map_name: 8x8}`."""
-    held_out: int = Field(3, ge=2)
-    """One in `held_out` first observations is held out for testing."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
         if is_installed("gymnasium"):  # otherwise `check` says so
-            open_game(self.id, self._config_text)
+            open_game(self.id, self.config_text)
         return self
-
-    @property
-    def _config_text(self) -> str:
-        return json.dumps(dict(self.config), sort_keys=True)
 
     def problem(self, split: Split, index: int, seed: int) -> Problem:
         rng = random.Random(f"gymnasium/{seed}/{split}/{index}")
-        starts = _list_starts(self.id, self._config_text)
+        starts = _list_starts(self.id, self.config_text)
         for _ in range(_ATTEMPTS):
             start = rng.choice(starts) if starts else None
             drawn = 0 if starts else rng.getrandbits(31)
-            shown = _show_start(self.id, self._config_text, start, drawn)
-            if (zlib.crc32(shown.encode()) % self.held_out == 0) == (split == "test"):
+            shown = _show_start(self.id, self.config_text, start, drawn)
+            if self.is_for(split, shown):
                 return Problem(
                     id=f"gymnasium/{self.id}/{shown}",
                     prompt=f"{shown}\n",
                     fields={
                         "data_source": self.id,
                         "id": self.id,
-                        "config": self._config_text,
+                        "config": self.config_text,
                         "start": start,
                         "seed": drawn,
                     },
@@ -250,15 +237,12 @@ class GymnasiumTask(NeedsLibrary):
     def demonstration(self, problem: Problem, seed: int) -> Demonstration:
         return Demonstration((self.act(problem, (), (), seed),))
 
-    def lesson(self, index: int, seed: int) -> Problem:
-        return self.problem("train", index, seed)
-
     def act(
         self, problem: Problem, turns: Sequence[str], observations: Sequence[str], seed: int
     ) -> str:
         """Returns a random action: a warm start teaches the names of actions and nothing else."""
         rng = random.Random(f"gymnasium/act/{seed}/{len(turns)}")
-        return rng.choice(_list_actions(self.id, self._config_text))
+        return rng.choice(_list_actions(self.id, self.config_text))
 
 
 @lru_cache(maxsize=16)

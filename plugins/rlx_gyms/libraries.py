@@ -1,5 +1,7 @@
-"""Imports libraries of the extra `gyms` where they are needed."""
+"""What plugins of other libraries share: the import where it is needed, and how problems split."""
 
+import json
+import zlib
 from collections.abc import Mapping
 from functools import cache
 from importlib import import_module
@@ -7,7 +9,9 @@ from importlib.metadata import packages_distributions, version
 from importlib.util import find_spec
 from typing import Any, ClassVar
 
-from rlx.plugin import Plugin
+from pydantic import Field
+
+from rlx.plugin import Plugin, Problem, Split
 
 _MISSING = "needs the package `{0}`: pip install 'rlx[gyms]'"
 
@@ -39,6 +43,30 @@ class NeedsLibrary(Plugin):
 @cache
 def _find_version(module: str) -> str:
     return version(packages_distributions().get(module, [module])[0])
+
+
+class GymTask(Plugin):
+    """Base of tasks whose problems come from a library; a hash of what one shows is its split."""
+
+    config: Mapping[str, Any] = Field(default_factory=dict)
+    """Options of what the library makes, as it documents them."""
+    held_out: int = Field(3, ge=2)
+    """One in `held_out` problems is held out for testing."""
+
+    @property
+    def config_text(self) -> str:
+        """The options as JSON with sorted keys."""
+        return json.dumps(dict(self.config), sort_keys=True)
+
+    def is_for(self, split: Split, shown: str) -> bool:
+        """Whether a problem that shows this text is of a split."""
+        return (zlib.crc32(shown.encode()) % self.held_out == 0) == (split == "test")
+
+    def problem(self, split: Split, index: int, seed: int) -> Problem:
+        raise NotImplementedError
+
+    def lesson(self, index: int, seed: int) -> Problem:
+        return self.problem("train", index, seed)
 
 
 def is_installed(module: str) -> bool:

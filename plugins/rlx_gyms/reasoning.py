@@ -19,7 +19,7 @@ from typing import Any, ClassVar, Self
 from pydantic import Field, model_validator
 
 from rlx.plugin import Demonstration, Example, Problem, Reward, Sample, Score, Split
-from rlx_gyms.libraries import NeedsLibrary, import_library, is_installed
+from rlx_gyms.libraries import GymTask, NeedsLibrary, import_library, is_installed
 from rlx_plugins.examples import build_example
 from rlx_plugins.limited_call import LimitedResult, call_with_limit
 
@@ -246,7 +246,7 @@ def _score_answer(address: EntryAddress, answer: str) -> LimitedResult:
 _ATTEMPTS = 1000
 
 
-class ReasoningGymTask(NeedsLibrary):
+class ReasoningGymTask(NeedsLibrary, GymTask):
     """Problems of a dataset of reasoning-gym: `dataset: chain_sum, config: {max_terms: 3}`.
 
     A hash of the question decides whether a problem is for training or for testing, whatever the
@@ -271,19 +271,14 @@ class ReasoningGymTask(NeedsLibrary):
     @model_validator(mode="after")
     def _check(self) -> Self:
         if is_installed("reasoning_gym"):  # otherwise `check` says so
-            get_dataset(self.dataset, self._config_text, 0)
+            get_dataset(self.dataset, self.config_text, 0)
         return self
-
-    @property
-    def _config_text(self) -> str:
-        return json.dumps(dict(self.config), sort_keys=True)
 
     def problem(self, split: Split, index: int, seed: int) -> Problem:
         for attempt in range(_ATTEMPTS):
             address = self._locate_candidate(split, index, seed, attempt)
             entry = generate_entry(address)
-            is_held_out = zlib.crc32(entry["question"].encode()) % self.held_out == 0
-            if is_held_out == (split == "test"):
+            if self.is_for(split, entry["question"]):
                 return self._build_problem(address, entry)
         raise ValueError(
             f"{self.dataset} with these options has too few questions: none of {_ATTEMPTS} is for "
@@ -295,8 +290,7 @@ class ReasoningGymTask(NeedsLibrary):
         if not is_installed("reasoning_gym"):  # otherwise `check` says so
             return True
         return (
-            generate_entry(EntryAddress(self.dataset, self._config_text, 0, 0))["answer"]
-            is not None
+            generate_entry(EntryAddress(self.dataset, self.config_text, 0, 0))["answer"] is not None
         )
 
     def demonstration(self, problem: Problem, seed: int) -> Demonstration:
@@ -323,7 +317,7 @@ class ReasoningGymTask(NeedsLibrary):
         batch, turn = divmod(attempt, side)
         purpose = f"reasoning_gym/{self.dataset}/{seed}/{split}/{chunk}/{batch}"
         drawn = random.Random(purpose).getrandbits(31)
-        return EntryAddress(self.dataset, self._config_text, drawn, place * side + turn)
+        return EntryAddress(self.dataset, self.config_text, drawn, place * side + turn)
 
     def _build_problem(self, address: EntryAddress, entry: Mapping[str, Any]) -> Problem:
         question = str(entry["question"])

@@ -15,7 +15,7 @@ import numpy
 from pydantic import Field, model_validator
 
 from rlx.plugin import Action, Demonstration, Episode, Problem, Reply, Split, StatefulEnvironment
-from rlx_gyms.libraries import NeedsLibrary, import_library, is_installed
+from rlx_gyms.libraries import GymTask, NeedsLibrary, import_library, is_installed
 
 _ATTEMPTS = 1000
 
@@ -40,16 +40,12 @@ def open_game(id: str, config: str, players: int, seed: int) -> Any:
             game = library.make(name, **json.loads(config))
             game.reset(num_players=players, seed=seed)
         except Exception as error:  # games raise whatever they like
-            raise ValueError(f"textarena cannot open {id!r}: {_describe(error)}") from error
+            why = f"{type(error).__name__}: {error}"
+            if type(error) is LookupError:  # of nltk, with a page of advice
+                why = "it needs a corpus of nltk: python -m nltk.downloader words"
+            raise ValueError(f"textarena cannot open {id!r}: {why}") from error
     game.first_player = game.state.current_player_id
     return game
-
-
-def _describe(error: Exception) -> str:
-    # nltk raises a plain LookupError with a page of advice.
-    if type(error) is LookupError:
-        return "it needs a corpus of nltk: python -m nltk.downloader words"
-    return f"{type(error).__name__}: {error}"
 
 
 def read_observation(game: Any, player: int) -> str:
@@ -204,7 +200,7 @@ def _build_result(game: Any, player: int, *, done: bool) -> dict[str, Any]:
     return {"return": total, "won": done and total >= 1.0}
 
 
-class TextArenaTask(NeedsLibrary):
+class TextArenaTask(NeedsLibrary, GymTask):
     """Beginnings of a game of TextArena, by name: `id: GuessTheNumber-v0`.
 
     A hash of what the game shows first, or of its seed if that is always the same, decides the
@@ -215,12 +211,8 @@ class TextArenaTask(NeedsLibrary):
 
     id: str = "LightsOut-v0"
     """Name of the game, without the suffix of a wrapper."""
-    config: Mapping[str, Any] = Field(default_factory=dict)
-    """Options of the game, such as `{max_turns: 5}`."""
     players: int = Field(1, ge=1, le=2)
     """Number of players; the environment's `opponent` plays the second."""
-    held_out: int = Field(3, ge=2)
-    """One in `held_out` beginnings is held out for testing."""
     prompt: str = "{observation}"
     """The prompt; `{observation}` is what the game shows first."""
     moves: tuple[str, ...] = ()
@@ -229,12 +221,8 @@ class TextArenaTask(NeedsLibrary):
     @model_validator(mode="after")
     def _check(self) -> Self:
         if is_installed("textarena"):  # otherwise `check` says so
-            open_game(self.id, self._config_text, self.players, 0)
+            open_game(self.id, self.config_text, self.players, 0)
         return self
-
-    @property
-    def _config_text(self) -> str:
-        return json.dumps(dict(self.config), sort_keys=True)
 
     def problem(self, split: Split, index: int, seed: int) -> Problem:
         key = f"textarena/{self.id}/{seed}/{split}/{index}"
@@ -247,15 +235,15 @@ class TextArenaTask(NeedsLibrary):
             except ValueError as error:  # some seeds of LightsOut divide by zero
                 fault = f"; {error}"
                 continue
-            identity = zlib.crc32((shown if varies else str(drawn)).encode())
-            if (identity % self.held_out == 0) == (split == "test"):
+            identity = shown if varies else str(drawn)
+            if self.is_for(split, identity):
                 return Problem(
-                    id=f"textarena/{self.id}/{identity:08x}/{drawn}",
+                    id=f"textarena/{self.id}/{zlib.crc32(identity.encode()):08x}/{drawn}",
                     prompt=self.prompt.replace("{observation}", shown),
                     fields={
                         "data_source": self.id,
                         "id": self.id,
-                        "config": self._config_text,
+                        "config": self.config_text,
                         "players": self.players,
                         "seed": drawn,
                     },
@@ -265,7 +253,7 @@ class TextArenaTask(NeedsLibrary):
         )
 
     def _show(self, seed: int) -> str:
-        return _show_beginning(self.id, self._config_text, self.players, seed)
+        return _show_beginning(self.id, self.config_text, self.players, seed)
 
     @property
     def demonstrates(self) -> bool:
@@ -273,9 +261,6 @@ class TextArenaTask(NeedsLibrary):
 
     def demonstration(self, problem: Problem, seed: int) -> Demonstration:
         return Demonstration((self.act(problem, (), (), seed),))
-
-    def lesson(self, index: int, seed: int) -> Problem:
-        return self.problem("train", index, seed)
 
     def act(
         self, problem: Problem, turns: Sequence[str], observations: Sequence[str], seed: int

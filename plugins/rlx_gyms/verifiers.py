@@ -22,12 +22,12 @@ from rlx.plugin import (
     Action,
     Demonstration,
     Environment,
-    Plugin,
     Problem,
     Split,
     Step,
     expand_path,
 )
+from rlx_gyms.libraries import GymTask
 
 _PROGRAM = Path(__file__).with_name("verifiers_worker.py")
 _LONGEST_MESSAGE = 1_000_000
@@ -60,21 +60,13 @@ class TasksetProcess:
         self._count = 0
 
     def count(self) -> int:
-        """Returns the number of rows.
-
-        Raises:
-            RemoteFault: the taskset cannot be loaded.
-        """
+        """Returns the number of rows; raises RemoteFault if the taskset cannot be loaded."""
         with self._lock:
             self._start()
             return self._count
 
     def request(self, kind: str, timeout: float, **data: Any) -> Mapping[str, Any]:
-        """Returns the answer to a request; a process that gives none in time is ended.
-
-        Raises:
-            RemoteFault: it gives none, or a fault.
-        """
+        """Returns the answer to a request; a process that gives none in time is ended."""
         with self._lock:
             process = self._start()
             line = json.dumps({"type": kind, "data": data}) + "\n"
@@ -223,7 +215,7 @@ def _read_number(value: Any, name: str, sender: str) -> float:
     return float(value or 0.0)
 
 
-class VerifiersTask(Plugin):
+class VerifiersTask(GymTask):
     """Rows of a taskset of verifiers, which an interpreter with verifiers loads and scores.
 
     A hash of the prompt decides whether a row is for training or for testing. The environment is
@@ -236,8 +228,6 @@ class VerifiersTask(Plugin):
     """Name of an installed package, or a folder with a package."""
     python: str = Field(min_length=1)
     """Interpreter that has verifiers: `/path/to/venv/bin/python`."""
-    config: Mapping[str, Any] = Field(default_factory=dict)
-    """Options of the taskset."""
     held_out: int = Field(5, ge=2)
     """One in `held_out` prompts is held out for testing."""
 
@@ -262,8 +252,7 @@ class VerifiersTask(Plugin):
 
     @property
     def _source(self) -> TasksetSource:
-        config = json.dumps(dict(self.config), sort_keys=True)
-        return TasksetSource(self.python, self.taskset, config)
+        return TasksetSource(self.python, self.taskset, self.config_text)
 
     def problem(self, split: Split, index: int, seed: int) -> Problem:
         rows = _list_rows(self._source, self.held_out, split)

@@ -12,7 +12,7 @@ from .errors import (
 )
 from .figures import FIGURES, Figure
 from .plugin_records import fill_plugin_options, find_changed_plugins
-from .queries import IDLE_STEPS, Curve, EvaluationFigures, RolloutQuery, RunFilter, is_idle
+from .queries import IDLE_STEPS, Curve, RolloutQuery, RunFilter, is_idle
 from .records import (
     ENDED,
     HEARTBEAT_LIMIT,
@@ -83,7 +83,6 @@ __all__ = [
     "DeviceRecord",
     "DeviceRequest",
     "DevicesBusyError",
-    "EvaluationFigures",
     "EvaluationRecord",
     "EventRecord",
     "FencedError",

@@ -28,10 +28,8 @@ class AnyText(TypeDecorator[str]):
 
 
 class FolderPath(TypeDecorator[str]):
-    """The absolute path of a folder, stored relative to the base folder of the database.
-
-    The database and the folders below its base can so be moved and copied together. A folder that
-    lies elsewhere, and one of a database without a base, is stored as an absolute path.
+    """The absolute path of a folder, stored relative to the base folder of the database if it lies
+    below it, so that both can be moved and copied together.
 
     Earlier versions stored every path as absolute. Of such a path, the last two parts are looked
     for below the base: a home that was moved or copied owns the folders in it.
@@ -71,11 +69,7 @@ class NotJsonError(ValueError):
 
 
 def encode_plain_json(value: object) -> str:
-    """Returns a value as JSON text.
-
-    Raises:
-        NotJsonError: it contains a non-finite number, or a type that JSON does not have.
-    """
+    """Returns a value as JSON text, or raises NotJsonError, as for a non-finite number."""
     try:
         return json.dumps(value, allow_nan=False, default=_unwrap_scalar, separators=(",", ":"))
     except (TypeError, ValueError) as error:
@@ -83,11 +77,7 @@ def encode_plain_json(value: object) -> str:
 
 
 def decode_stored_json(stored: str) -> object:
-    """Returns a value that `encode_plain_json` wrote.
-
-    Raises:
-        RegistryDatabaseError: it is not JSON any more.
-    """
+    """Returns a value that `encode_plain_json` wrote."""
     try:
         return json.loads(stored)
     except ValueError as error:
@@ -97,7 +87,7 @@ def decode_stored_json(stored: str) -> object:
 
 
 def _unwrap_scalar(value: Any) -> object:
-    """Unwraps NumPy scalars and one-element tensors; raises TypeError for everything else."""
+    """Unwraps NumPy scalars and one-element tensors."""
     if hasattr(value, "item"):
         return value.item()
     raise TypeError(f"{type(value).__name__} is not JSON; the registry stores plain values")

@@ -4,13 +4,13 @@ import copy
 import hashlib
 import re
 import threading
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from importlib import import_module
 from typing import Any, Self
 
-from sqlalchemy import Connection, Table, func, select
+from sqlalchemy import Connection, FromClause, Select, Table, func, select
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError
 
@@ -29,12 +29,8 @@ RUN_REFERENCE = re.compile(r"(?:r-)?([0-9]{1,9})")
 
 
 def select_backend(url: str) -> Sqlite | Postgres:
-    """Returns the backend for a URL without opening the database.
-
-    Raises:
-        DatabaseUnavailableError: the URL is malformed, or names another kind of database. The
-            message does not repeat text that may contain a password.
-    """
+    """Returns the backend for a URL without opening it; errors do not repeat what may be a
+    password."""
     try:
         parsed = make_url(url)
     except (ArgumentError, ValueError):
@@ -87,6 +83,11 @@ def format_run_id(key: int) -> str:
     return f"r-{key:04d}"
 
 
+def select_fields(table: FromClause, record: type) -> Select[Any]:
+    """Selects the columns that a dataclass names, in its order."""
+    return select(*(table.c[name] for name in record.__dataclass_fields__))  # type: ignore[attr-defined]
+
+
 class Database:
     """An open registry database; `open_reader()` and `open_writer()` are its transactions.
 
@@ -121,17 +122,11 @@ class Database:
             self._writer.dispose()
 
     def as_writer(self, run_id: str, attempt: int) -> Self:
-        """Returns this database for one attempt of one run, with fenced writes.
-
-        Every write checks the run's attempt in its own transaction. If it is not `attempt`, the
-        write raises `FencedError` and changes nothing. Connections are shared: close the database,
-        not its writers.
+        """Returns this registry for one attempt of one run: a write of another raises `FencedError`
+        and changes nothing. Connections are shared: close the registry, not its writers.
 
         Args:
             attempt: the fencing token that `Registry.start` returned.
-
-        Raises:
-            NotFoundError: there is no such run.
         """
         writer = copy.copy(self)
         writer._joint = threading.local()
@@ -146,11 +141,7 @@ class Database:
 
     @contextmanager
     def write_atomically(self) -> Iterator[None]:
-        """Makes all writes of this thread in the block one transaction.
-
-        Raises:
-            DatabaseUnavailableError: the database cannot be written; nothing has been written.
-        """
+        """Makes all writes of this thread in the block one transaction."""
         with self.open_writer() as connection:
             self._joint.connection = connection
             try:
@@ -176,6 +167,11 @@ class Database:
     def open_run_reader(self, run_id: str) -> Iterator[tuple[Connection, int]]:
         with self.open_reader() as connection:
             yield connection, get_run_key(connection, run_id)
+
+    def read_run_rows(self, run_id: str, table: Table, query: Select[Any]) -> Sequence[Any]:
+        """Returns the rows of a query that are a run's, by the `run_id` of `table`."""
+        with self.open_run_reader(run_id) as (connection, key):
+            return connection.execute(query.where(table.c.run_id == key)).all()
 
     @contextmanager
     def open_run_writer(self, run_id: str) -> Iterator[tuple[Connection, int]]:
@@ -216,11 +212,8 @@ def get_run_key(connection: Connection, run_id: str, *, lock: bool = False) -> i
 
 
 def get_run_keys(connection: Connection, run_ids: Collection[str]) -> dict[int, str]:
-    """Returns run ids by the integers behind them, with one query for all.
-
-    Raises:
-        NotFoundError: there is no such run.
-    """
+    """Returns run ids by the integers behind them, with one query for all; or raises
+    NotFoundError."""
     matches = {one: RUN_REFERENCE.fullmatch(one) for one in run_ids}
     keys = {int(match[1]): one for one, match in matches.items() if match}
     c = models.run.c
@@ -246,13 +239,12 @@ def find_key(connection: Connection, ref: str) -> int:
         if newest is None:
             raise _build_not_found_error(connection, ref)
         return int(newest)
-    keys = connection.scalars(
-        select(table.c.id).where(table.c.name == ref).order_by(table.c.id.desc()).limit(4)
-    ).all()
+    named = select(table.c.id).where(table.c.name == ref).order_by(table.c.id.desc())
+    keys = connection.scalars(named.limit(4)).all()
     if not keys:
         raise _build_not_found_error(connection, ref)
     if len(keys) > 1:
-        names = ", ".join(format_run_id(key) for key in keys[:3]) + ("…" if len(keys) > 3 else "")
+        names = ", ".join(map(format_run_id, keys[:3])) + ("…" if len(keys) > 3 else "")
         raise AmbiguousNameError(f"several runs are named {ref!r}: {names}")
     return int(keys[0])
 

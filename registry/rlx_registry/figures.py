@@ -8,7 +8,6 @@ class Figure(NamedTuple):
 
     Attributes:
         name: its path in the recorded metrics.
-        title: what tables call it.
         meaning: how to read it, in one line; figures without one are shown last, or on demand.
     """
 

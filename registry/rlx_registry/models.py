@@ -271,9 +271,6 @@ def create_tables(connection: Connection) -> None:
 def has_tables(connection: Connection, label: str) -> bool:
     """Whether a database has the tables of a registry that this version can use.
 
-    Args:
-        label: the database's name in messages.
-
     Raises:
         SchemaError: another version wrote it, or its `rlx_` tables have no revision.
     """

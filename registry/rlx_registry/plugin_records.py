@@ -13,10 +13,8 @@ RecordedPlugin = Mapping[str, Any]
 def find_changed_plugins(
     now: Sequence[RecordedPlugin], then: Sequence[RecordedPlugin]
 ) -> list[str]:
-    """Returns the names of plugins whose version, source or data differ, in the order of `now`.
-
-    Data of which one of the two has no digest are not compared.
-    """
+    """Returns the names of plugins whose version, source or data differ, in the order of `now`;
+    data of which one of the two has no digest are not compared."""
     changed = []
     for kind, name in dict.fromkeys(
         (record.get("kind"), record["name"]) for record in (*now, *then)
@@ -50,7 +48,6 @@ def fill_plugin_options(
     """Returns a resolved spec with the options that its plugins had, defaults included.
 
     Args:
-        spec: the experiment under its YAML keys.
         plugins: the records of its plugins, in the order of the spec.
     """
     tree, unused = deepcopy(dict(spec)), list(plugins)

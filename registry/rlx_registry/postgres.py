@@ -41,11 +41,7 @@ class Postgres:
 
     @classmethod
     def from_url(cls, url: URL) -> "Postgres":
-        """The database behind a `postgresql+psycopg://user@host/database` URL.
-
-        Raises:
-            DatabaseUnavailableError: the URL names another driver.
-        """
+        """The database behind a `postgresql+psycopg://user@host/database` URL."""
         if url.drivername not in DRIVERS:
             raise DatabaseUnavailableError(
                 f"the registry connects to PostgreSQL through psycopg, not {url.drivername!r}; "
@@ -64,11 +60,7 @@ class Postgres:
         return self.url.set(query=places).render_as_string(hide_password=True)
 
     def engine(self, mode: Mode) -> Engine:
-        """Returns an engine for reading or writing, without connecting.
-
-        Raises:
-            DatabaseUnavailableError: psycopg is not installed.
-        """
+        """Returns an engine for reading or writing, without connecting."""
         options: dict[str, Any] = {"pool_pre_ping": True, "json_serializer": encode_plain_json}
         if mode == "read":
             options["isolation_level"] = "REPEATABLE READ"
@@ -89,14 +81,7 @@ class Postgres:
         return engine
 
     def prepare(self, *, create: bool) -> None:
-        """Creates the tables in a database that has none, if `create` is true.
-
-        A database that has them is only read.
-
-        Raises:
-            DatabaseUnavailableError: the server cannot be reached.
-            SchemaError: another version wrote the tables, or they are not a registry's.
-        """
+        """Creates the tables in a database that has none, if `create` is true."""
         if not create:
             return
         engine = self.engine("write")
@@ -112,12 +97,7 @@ class Postgres:
             engine.dispose()
 
     def check(self, reader: Engine) -> None:
-        """Checks that this version can use the database.
-
-        Raises:
-            DatabaseUnavailableError: the server's clock differs from this machine's.
-            SchemaError: the tables are missing, or another version wrote them.
-        """
+        """Raises unless this version can use the database, and its clock is near this machine's."""
         with reader.connect() as connection:
             now = float(connection.execute(text("SELECT extract(epoch FROM now())")).scalar_one())
             models.require_tables(connection, self.label)

@@ -1,8 +1,8 @@
 """Queries for pages and lists: many runs at once, downsampled curves, and pages of rollouts.
 
-Every query is an index seek or an index range and loads no bulky columns by default, so the cost of
-a page hardly depends on the size of the registry: the payload of an evaluation, which has every
-answer to it, would cost seconds for a thousand runs.
+Every query is an index seek or an index range and loads no bulky columns, so the cost of a page
+hardly depends on the size of the registry: the payload of an evaluation, which has every answer to
+it, would cost seconds for a thousand runs.
 """
 
 from collections import Counter
@@ -13,7 +13,6 @@ from typing import Any, TypedDict
 from sqlalchemy import (
     ColumnElement,
     Connection,
-    Row,
     ScalarSelect,
     Select,
     and_,
@@ -24,11 +23,10 @@ from sqlalchemy import (
 )
 
 from rlx_registry import models
-from rlx_registry.database import Database, format_run_id, get_run_keys
-from rlx_registry.records import STATUSES, RunRecord, RunRow, Status
+from rlx_registry.database import Database, get_run_keys, select_fields
+from rlx_registry.records import STATUSES, RunRow, Status
 from rlx_registry.states import (
-    ROW_FIELDS,
-    build_run_row,
+    build_run,
     find_lost_runs,
     has_status,
     require_statuses,
@@ -48,30 +46,14 @@ Curve = list[tuple[int, float]]
 
 
 class RunFilter(TypedDict, total=False):
-    """Conditions that a run must meet, all of them; None and an empty set of statuses are none.
-
-    Attributes:
-        statuses: effective ones.
-        created_from: earliest time of its submission, inclusive.
-        created_before: latest, exclusive.
-    """
+    """Conditions that a run must meet, all of them; None and an empty set of (effective) statuses
+    are none."""
 
     name: str | None
     group: str | None
     digest: str | None
     statuses: Collection[str]
-    created_from: float | None
     created_before: float | None
-
-
-@dataclass(frozen=True, slots=True)
-class EvaluationFigures:
-    """An evaluation in a list of runs; see `EvaluationRecord`."""
-
-    step: int
-    label: str
-    suite: str
-    metrics: Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +66,6 @@ class RolloutQuery:
         failed: only rows on which a parser or scorer failed.
         no_signal: only rows of groups in which every advantage is 0.
         text: substring of the preview or of the problem's id, ignoring case.
-        problem: id of the problem.
     """
 
     low: float | None = None
@@ -105,13 +86,22 @@ class Queries:
     # Runs --------------------------------------------------------------------------------------
 
     def run_rows(self, recorded: Collection[str] = STATUSES) -> list[RunRow]:
-        """Returns the runs with one of some recorded statuses, without their specs, newest
-        first."""
+        """Returns the runs with some recorded statuses, without their specs, newest first."""
         c = models.run.c
-        query = select(*(c[name] for name in ROW_FIELDS)).order_by(c.id.desc())
+        query = select_fields(models.run, RunRow).order_by(c.id.desc())
         query = query.where(c.status.in_(sorted(recorded)))
         with self._database.open_reader() as connection:
-            return [build_run_row(row) for row in connection.execute(query)]
+            return [build_run(RunRow, row) for row in connection.execute(query)]
+
+    def _read_rows(
+        self, ids: Collection[str], query: Select[Any], column: ColumnElement[int]
+    ) -> Iterator[tuple[str, tuple[Any, ...]]]:
+        """Yields the rows of a query that are of some runs, as the run's id and the columns after
+        the first, which is the run's key."""
+        with self._database.open_reader() as connection:
+            called = get_run_keys(connection, ids)
+            for key, *fields in connection.execute(query.where(column.in_(list(called)))):
+                yield called[key], tuple(fields)
 
     def last_values(
         self, ids: Collection[str], names: Sequence[str]
@@ -126,25 +116,23 @@ class Queries:
         )
         query = select(run.id, key.name, step.label("step"), value.label("value"))
         query = query.join_from(models.run, models.metric_key, true())
+        query = query.where(key.name.in_(list(names)))
         found: dict[str, dict[str, tuple[int, float]]] = {one: {} for one in ids}
-        with self._database.open_reader() as connection:
-            called = get_run_keys(connection, ids)
-            query = query.where(run.id.in_(list(called)), key.name.in_(list(names)))
-            for of, name, at, newest in connection.execute(query):
-                if at is not None:
-                    found[called[of]][name] = (at, newest)
+        for of, (name, at, newest) in self._read_rows(ids, query, run.id):
+            if at is not None:
+                found[of][name] = (at, newest)
         return found
 
-    def evaluation_figures(self, ids: Collection[str]) -> dict[str, list[EvaluationFigures]]:
-        """Returns the figures of the evaluations of some runs, by step."""
+    def evaluation_figures(
+        self, ids: Collection[str]
+    ) -> dict[str, list[tuple[str, str, Mapping[str, Any]]]]:
+        """Returns suite, label and metrics of the evaluations of some runs, by step."""
         c = models.evaluation.c
         # Not their time: it lies behind the payload, which SQLite would have to read through.
-        query = select(c.run_id, c.step, c.label, c.suite, c.metrics).order_by(c.run_id, c.step)
-        found: dict[str, list[EvaluationFigures]] = {one: [] for one in ids}
-        with self._database.open_reader() as connection:
-            called = get_run_keys(connection, ids)
-            for key, *fields in connection.execute(query.where(c.run_id.in_(list(called)))):
-                found[called[key]].append(EvaluationFigures(*fields))
+        query = select(c.run_id, c.suite, c.label, c.metrics).order_by(c.run_id, c.step)
+        found: dict[str, list[Any]] = {one: [] for one in ids}
+        for of, figures in self._read_rows(ids, query, c.run_id):
+            found[of].append(figures)
         return found
 
     def groups(self, ids: Collection[str]) -> dict[str, list[str]]:
@@ -152,20 +140,16 @@ class Queries:
         c = models.grouped.c
         query = select(c.run_id, c.name).order_by(c.at, c.name)
         found: dict[str, list[str]] = {one: [] for one in ids}
-        with self._database.open_reader() as connection:
-            called = get_run_keys(connection, ids)
-            for key, name in connection.execute(query.where(c.run_id.in_(list(called)))):
-                found[called[key]].append(name)
+        for of, (name,) in self._read_rows(ids, query, c.run_id):
+            found[of].append(name)
         return found
 
     def failures(self, ids: Collection[str]) -> dict[str, dict[str, Any]]:
         """Returns the payload of the last event "failed" of those of some runs that have one."""
         c = models.event.c
         query = select(c.run_id, c.payload).where(c.kind == "failed", c.payload.is_not(None))
-        with self._database.open_reader() as connection:
-            called = get_run_keys(connection, ids)
-            rows = connection.execute(query.where(c.run_id.in_(list(called))).order_by(c.id))
-            return {called[key]: payload for key, payload in rows}
+        rows = self._read_rows(ids, query.order_by(c.id), c.run_id)
+        return {of: payload for of, (payload,) in rows}
 
     def idle_steps(self, ids: Collection[str]) -> dict[str, int]:
         """Returns how many of each run's latest steps, without a gap, gave no gradient.
@@ -188,10 +172,8 @@ class Queries:
         query = query.join_from(models.run, models.metric_key, true())
         query = query.where(or_(key.name == GRADIENT, is_share))
         found: dict[str, list[tuple[Any, ...]]] = {one: [] for one in ids}
-        with self._database.open_reader() as connection:
-            called = get_run_keys(connection, ids)
-            for one, *figures in connection.execute(query.where(run.id.in_(list(called)))):
-                found[called[one]].append(tuple(figures))
+        for of, figures in self._read_rows(ids, query, run.id):
+            found[of].append(figures)
         counts = dict.fromkeys(ids, 0)
         for one, figures_of_one in found.items():
             shares = [of for of in figures_of_one if of[1] and of[3]]
@@ -263,13 +245,6 @@ class Queries:
             here = and_(c.run_id == key, c.step == step)
             wanted = select(c.tree).where(here, *_build_rollout_conditions(query, here)).distinct()
             return sorted(connection.scalars(wanted))
-
-    def tree_of_row(self, run_id: str, step: int, row: int) -> int | None:
-        """Returns the tree of a row of a step; None if there is no such row."""
-        c = models.rollout.c
-        with self._database.open_run_reader(run_id) as (connection, key):
-            query = select(c.tree).where(c.run_id == key, c.step == step, c.row == row)
-            return connection.scalar(query)
 
     def problem_steps(self, run_id: str, problem_id: str) -> list[int]:
         """Returns the steps in which a problem was sampled, ascending."""
@@ -351,11 +326,7 @@ def _build_rollout_conditions(
 def build_run_conditions(
     connection: Connection, wanted: RunFilter
 ) -> Iterator[ColumnElement[bool]]:
-    """Yields the conditions of a filter, in SQL.
-
-    Raises:
-        ValueError: a status is unknown.
-    """
+    """Yields the conditions of a filter, in SQL. ValueError if a status is unknown."""
     c = models.run.c
     if (name := wanted.get("name")) is not None:
         yield c.name == name
@@ -367,23 +338,10 @@ def build_run_conditions(
     if statuses := wanted.get("statuses"):
         require_statuses(statuses)
         yield has_status(connection, statuses)
-    if (earliest := wanted.get("created_from")) is not None:
-        yield c.created >= earliest
     if (latest := wanted.get("created_before")) is not None:
         yield c.created < latest
 
 
-def build_run_record(row: Row[Any]) -> RunRecord:
-    """Builds the record of a run from its row."""
-    fields = dict(row._mapping)
-    return RunRecord(**{**fields, "id": format_run_id(fields["id"])})
-
-
 def is_idle(idle: int, steps: int) -> bool:
-    """Whether a run that took so many steps gave no gradient for too long, or from its start.
-
-    Args:
-        idle: how many of its latest steps gave none.
-        steps: how many it took.
-    """
+    """Whether the latest `idle` of so many steps, without a gradient, are too many, or all."""
     return steps > 0 and min(IDLE_STEPS, steps) <= idle

@@ -36,7 +36,6 @@ class RunRow:
     """What lists of runs show of one run, as it was when it was read.
 
     Attributes:
-        id: "r-0001", "r-0002", ...
         digest: of the spec without name, seed, devices and tracking; with `seed` it identifies
             what the run computes.
         status: as recorded; `effective_status` also considers its supervisor. A "queued" run waits
@@ -46,10 +45,8 @@ class RunRow:
         started: when it first ran. `ended`: when it last ended; None while it runs.
         reason: why it has its status, if that needs an explanation.
         attempt: number of starts; 0 before the first.
-        heartbeat: time of the last heartbeat.
         host, pid: the machine and the process of its supervisor.
         request: pending request to its supervisor; see `Registry.leave_request`.
-        directory: absolute path of the run's own folder.
     """
 
     id: str
@@ -78,10 +75,8 @@ class RunRow:
 
     @property
     def effective_status(self) -> Status:
-        """`status`, or "lost" if a living run has no supervisor.
-
-        That is seen on the supervisor's machine. On others, a silent run counts as lost.
-        """
+        """`status`, or "lost" if a living run has no supervisor, as its machine sees, or is silent
+        on another."""
         if self.status not in LIVING:
             return self.status
         alive = is_supervisor_alive(self.directory)
@@ -123,12 +118,8 @@ class DeviceRequest:
 
 @dataclass(frozen=True, slots=True)
 class StartedAttempt:
-    """A newly started attempt of a run.
-
-    Attributes:
-        attempt: the fencing token for `Registry.as_writer`.
-        devices: names of the devices it holds, in the order of the request.
-    """
+    """A newly started attempt of a run, the fencing token for `Registry.as_writer`, and its
+    devices."""
 
     attempt: int
     devices: tuple[str, ...]

@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Collection, Mapping
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Self, Unpack
 
@@ -15,10 +14,11 @@ from rlx_registry.database import (
     build_insert_if_absent,
     find_key,
     format_run_id,
+    select_fields,
 )
 from rlx_registry.machines import claim_devices, list_held_devices
 from rlx_registry.plugin_records import find_changed_plugins
-from rlx_registry.queries import Queries, RunFilter, build_run_conditions, build_run_record
+from rlx_registry.queries import Queries, RunFilter, build_run_conditions
 from rlx_registry.records import (
     LIVING,
     REQUESTS,
@@ -32,6 +32,7 @@ from rlx_registry.records import (
 )
 from rlx_registry.results import RunResults
 from rlx_registry.states import (
+    build_run,
     change_run_status,
     is_as_seen,
     require_ended,
@@ -49,17 +50,12 @@ BLOCKING: tuple[Status, ...] = ("finished", "queued", "submitted", "running")
 """Statuses of a run that need not be submitted again."""
 
 
-class Registry:
+class Registry(Database):
     """A registry of runs. Use as a context manager, or call `close()`.
 
     Run ids in arguments are "r-0042", "r-42" or "42"; every method that takes one raises
     NotFoundError if there is no such run. Methods may be called from any thread.
     """
-
-    def __init__(self, database: Database) -> None:
-        self.database = database
-        self.results = RunResults(database)
-        self.queries = Queries(database)
 
     @classmethod
     def open(cls, url: str, *, create: bool = True, read_only: bool = False) -> Self:
@@ -67,47 +63,23 @@ class Registry:
 
         Args:
             url: `sqlite:///path` or `postgresql+psycopg://user@host/database`.
-            create: create a missing database.
-            read_only: open for reading only.
 
         Raises:
             DatabaseUnavailableError: there is no database (`create=False` or read-only), or it
                 cannot be opened.
             SchemaError: another version wrote it, or it is not a registry.
         """
-        return cls(Database(url, create=create, read_only=read_only))
-
-    def as_writer(self, run_id: str, attempt: int) -> Self:
-        """Returns this registry for one attempt of one run, with fenced writes.
-
-        See `Database.as_writer`. Connections are shared: close the registry, not its writers.
-
-        Raises:
-            NotFoundError: there is no such run.
-        """
-        return type(self)(self.database.as_writer(run_id, attempt))
+        return cls(url, create=create, read_only=read_only)
 
     @property
-    def url(self) -> str:
-        """The registry's URL."""
-        return self.database.url
+    def results(self) -> RunResults:
+        """Metrics, events, evaluations, files and rollouts of runs."""
+        return RunResults(self)
 
     @property
-    def label(self) -> str:
-        """The database's name in messages: the file, or the URL without its password."""
-        return self.database.label
-
-    def write_atomically(self) -> AbstractContextManager[None]:
-        """Makes all writes of this thread in the block one transaction.
-
-        Raises:
-            DatabaseUnavailableError: the database cannot be written; nothing has been written.
-        """
-        return self.database.write_atomically()
-
-    def close(self) -> None:
-        """Closes every connection."""
-        self.database.close()
+    def queries(self) -> Queries:
+        """Lists of runs, and pages about one."""
+        return Queries(self)
 
     def __enter__(self) -> Self:
         return self
@@ -142,14 +114,14 @@ class Registry:
         Returns:
             The run, and whether it was created now.
         """
-        with self.database.open_writer() as connection:
+        with self.open_writer() as connection:
             # No other process can insert this pair between the query and the insertion.
             acquire_named_lock(connection, f"rlx submit {digest} {seed}")
             c, now = models.run.c, time.time()
             alike = select(models.run).where(c.digest == digest, c.seed == seed, c.name == name)
             alike = alike.where(c.status.in_(BLOCKING)).order_by(c.id.desc())
             for row in () if again else connection.execute(alike).all():
-                run = build_run_record(row)
+                run = build_run(RunRecord, row)
                 is_silent = run.status in LIVING and run.is_silent
                 if is_silent and not is_supervisor_alive(run.directory):
                     continue
@@ -163,8 +135,8 @@ class Registry:
                 {**values, "status": status, "created": now},
             ).scalar_one()
             write_status(connection, key, before=None, after=status, attempt=0, at=now)
-            return build_run_record(
-                connection.execute(select(models.run).where(c.id == key)).one()
+            return build_run(
+                RunRecord, connection.execute(select(models.run).where(c.id == key)).one()
             ), True
 
     def run(self, ref: str) -> RunRecord:
@@ -174,36 +146,30 @@ class Registry:
             NotFoundError: no run matches; the message names the nearest ids.
             AmbiguousNameError: several runs have that name.
         """
-        with self.database.open_reader() as connection:
+        with self.open_reader() as connection:
             key = find_key(connection, ref)
-            return build_run_record(
-                connection.execute(select(models.run).where(models.run.c.id == key)).one()
+            return build_run(
+                RunRecord,
+                connection.execute(select(models.run).where(models.run.c.id == key)).one(),
             )
 
     def runs(self, *, limit: int | None = None, **wanted: Unpack[RunFilter]) -> list[RunRecord]:
-        """Returns the runs that meet every condition, newest first, and at most `limit` of them.
-
-        Raises:
-            ValueError: a status is unknown.
-        """
+        """Returns the runs that meet every condition, newest first, and at most `limit` of them."""
         query = select(models.run).order_by(models.run.c.id.desc()).limit(limit)
-        with self.database.open_reader() as connection:
+        with self.open_reader() as connection:
             query = query.where(*build_run_conditions(connection, wanted))
-            return [build_run_record(row) for row in connection.execute(query)]
+            return [build_run(RunRecord, row) for row in connection.execute(query)]
 
     def count_runs(self, **wanted: Unpack[RunFilter]) -> int:
         """Returns how many runs meet every condition; see `runs`."""
         query = select(func.count()).select_from(models.run)
-        with self.database.open_reader() as connection:
+        with self.open_reader() as connection:
             query = query.where(*build_run_conditions(connection, wanted))
             return int(connection.scalar(query) or 0)
 
     def join(self, run_id: str, group: str) -> None:
-        """Adds a run to a group; does nothing if it is already a member.
-
-        A group exists once it has a run. A run may belong to any number of groups.
-        """
-        with self.database.open_run_writer(run_id) as (connection, key):
+        """Adds a run to a group, which exists once it has a run; does nothing if it is a member."""
+        with self.open_run_writer(run_id) as (connection, key):
             row = {"run_id": key, "name": group, "at": time.time()}
             connection.execute(build_insert_if_absent(connection, models.grouped), row)
 
@@ -211,7 +177,7 @@ class Registry:
         """Returns the run ids of every group by its name, in the order in which they joined."""
         c = models.grouped.c
         found: dict[str, list[str]] = {}
-        with self.database.open_reader() as connection:
+        with self.open_reader() as connection:
             for row in connection.execute(select(c.name, c.run_id).order_by(c.at, c.run_id)):
                 found.setdefault(row.name, []).append(format_run_id(row.run_id))
         return found
@@ -219,17 +185,11 @@ class Registry:
     def update_run(
         self, run_id: str, **fields: str | int | Path | Mapping[str, str] | None
     ) -> None:
-        """Sets columns: directory, origins, mlflow ids, host, pid, phase, steps_total, step.
-
-        Raises:
-            TypeError: a field is not one of these; use `transition` to change the status.
-        """
+        """Sets columns of `UPDATABLE`; `transition` changes the status."""
         if unknown := fields.keys() - UPDATABLE:
             raise TypeError(f"update_run cannot set {', '.join(sorted(unknown))}")
-        if not fields:
-            return
         plain = {k: str(v) if isinstance(v, Path) else v for k, v in fields.items()}
-        with self.database.open_run_writer(run_id) as (connection, key):
+        with self.open_run_writer(run_id) as (connection, key):
             connection.execute(update(models.run).where(models.run.c.id == key).values(plain))
 
     def transition(
@@ -254,7 +214,7 @@ class Registry:
             False if the run was in none of them, or has changed; nothing has changed then.
         """
         require_statuses([to, *expect])
-        with self.database.open_run_writer(run_id) as (connection, key):
+        with self.open_run_writer(run_id) as (connection, key):
             if seen is not None and not is_as_seen(connection, key, seen):
                 return False
             return change_run_status(connection, key, expect, to, reason) is not None
@@ -267,10 +227,9 @@ class Registry:
         *,
         devices: DeviceRequest | None = None,
     ) -> StartedAttempt | None:
-        """Starts a new attempt: moves a run to "running" as `transition` does.
-
-        Writers of earlier attempts are fenced from now on, and their devices are free. The
-        requested devices are taken in the same transaction.
+        """Starts a new attempt: moves a run to "running" as `transition` does, and takes the
+        requested devices in the same transaction. Writers of earlier attempts are fenced from now
+        on, and their devices are free.
 
         Returns:
             None if the run was in none of `expect`.
@@ -279,7 +238,7 @@ class Registry:
             DevicesBusyError: too few of the devices are free; nothing has changed then.
         """
         require_statuses(expect)
-        with self.database.open_run_writer(run_id) as (connection, key):
+        with self.open_run_writer(run_id) as (connection, key):
             attempt = change_run_status(connection, key, expect, "running", reason)
             if attempt is None:
                 return None
@@ -299,7 +258,7 @@ class Registry:
         if request not in REQUESTS:
             raise ValueError(f"unknown request {request!r}; known: {', '.join(REQUESTS)}")
         c = models.run.c
-        with self.database.open_run_writer(run_id) as (connection, key):
+        with self.open_run_writer(run_id) as (connection, key):
             status, current = connection.execute(
                 select(c.status, c.request).where(c.id == key)
             ).one()
@@ -310,42 +269,30 @@ class Registry:
             return True
 
     def devices(self, host: str | None = None) -> list[DeviceRecord]:
-        """Returns the devices currently held, of one machine or of all, sorted by name.
-
-        A run holds a device exactly as long as it is running, not lost, and at the attempt that
-        took the device; there is no call to release one.
-        """
-        with self.database.open_reader() as connection:
+        """Returns the devices currently held, of one machine or of all, sorted by name."""
+        with self.open_reader() as connection:
             return list_held_devices(connection, host)
 
     def history(self, run_id: str) -> list[StatusChange]:
         """Returns every change of status, oldest first."""
-        c = models.status_change.c
-        query = select(c.at, c.before, c.after, c.reason, c.attempt).order_by(c.id)
-        with self.database.open_run_reader(run_id) as (connection, key):
-            return [StatusChange(*row) for row in connection.execute(query.where(c.run_id == key))]
+        table = models.status_change
+        query = select_fields(table, StatusChange).order_by(table.c.id)
+        return [StatusChange(*row) for row in self.read_run_rows(run_id, table, query)]
 
     def heartbeat(self, run_id: str) -> bool:
-        """Records a heartbeat of a run.
-
-        Returns:
-            False if the run is no longer submitted or running: the caller should stop. For a writer
-            of one attempt, also False if the run is submitted, i.e. waits for its next attempt.
-        """
+        """Records a heartbeat of a run; False if it is no longer submitted or running, or for a
+        writer of one attempt waits for its next: the caller should stop."""
         c, statuses = models.run.c, sorted(LIVING)
-        if self.database.fence is not None:
+        if self.fence is not None:
             statuses = ["running"]
-        with self.database.open_run_writer(run_id) as (connection, key):
+        with self.open_run_writer(run_id) as (connection, key):
             alive = update(models.run).where(c.id == key, c.status.in_(statuses))
             return connection.execute(alive.values(heartbeat=time.time())).rowcount == 1
 
     def delete_run(self, run_id: str) -> None:
-        """Deletes every row of a run that has ended; its id is not used again.
-
-        Raises:
-            ValueError: the run has not ended.
-        """
-        with self.database.open_run_writer(run_id) as (connection, key):
+        """Deletes every row of a run; its id is not used again. ValueError unless the run has
+        ended."""
+        with self.open_run_writer(run_id) as (connection, key):
             require_ended(connection, key)
             for table in reversed(models.metadata.sorted_tables):
                 if table is not models.run and "run_id" in table.c:
@@ -353,12 +300,9 @@ class Registry:
             connection.execute(delete(models.run).where(models.run.c.id == key))
 
     def delete_rollouts(self, run_id: str) -> None:
-        """Deletes the index of a run's rollouts, and where their files are.
-
-        Raises:
-            ValueError: the run has not ended.
-        """
-        with self.database.open_run_writer(run_id) as (connection, key):
+        """Deletes the index of a run's rollouts, and where their files are. ValueError unless it
+        has ended."""
+        with self.open_run_writer(run_id) as (connection, key):
             require_ended(connection, key)
             for table in (models.rollout, models.rollout_step):
                 connection.execute(delete(table).where(table.c.run_id == key))

@@ -7,14 +7,13 @@ Only events are append-only.
 import math
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from operator import attrgetter
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from sqlalchemy import Connection, delete, func, insert, literal, select
 
 from rlx_registry import models
-from rlx_registry.database import Database, build_insert_if_absent, build_upsert
+from rlx_registry.database import Database, build_insert_if_absent, build_upsert, select_fields
 from rlx_registry.errors import NotFoundError
 from rlx_registry.records import (
     PREVIEW_LENGTH,
@@ -29,7 +28,6 @@ from rlx_registry.records import (
 
 NONFINITE = "health/nonfinite"
 """Metric that counts the non-finite values of a step."""
-INDEX_FIELDS = tuple(RolloutIndex.__dataclass_fields__)
 
 
 class RunResults:
@@ -56,9 +54,20 @@ class RunResults:
             finite[NONFINITE] = float(len(lost))
         if not finite:
             return
+        table = models.metric
         with self._database.open_run_writer(run_id) as (connection, key):
-            _write_metric_rows(connection, {"run_id": key, "step": step, "at": at}, finite, lost)
+            ids = _find_metric_keys(connection, {*finite, *lost})
+            own = table.c.run_id == key
+            newest = connection.scalar(select(func.max(table.c.seq)).where(own)) or 0
+            rows = [
+                {"run_id": key, "key_id": ids[name], "step": step, "value": value, "at": at}
+                | {"seq": seq}
+                for seq, (name, value) in enumerate(finite.items(), newest + 1)
+            ]
+            connection.execute(build_upsert(connection, table), rows)
             if lost:
+                gone = table.c.key_id.in_([ids[name] for name in lost])
+                connection.execute(delete(table).where(own, table.c.step == step, gone))
                 message = f"step {step}: not finite: {', '.join(lost)}"
                 event = {"kind": "nonfinite", "level": "warning", "message": message}
                 connection.execute(insert(models.event), {"run_id": key, "at": at, **event})
@@ -68,15 +77,14 @@ class RunResults:
     ) -> dict[str, list[tuple[int, float]]]:
         """Returns `{name: [(step, value), ...]}`, steps ascending."""
         name, table = models.metric_key.c.name, models.metric
-        with self._database.open_run_reader(run_id) as (connection, key):
-            query = select(name, table.c.step, table.c.value).where(table.c.run_id == key)
-            if names is not None:
-                query = query.where(name.in_(list(names)))
-            query = query.join(models.metric_key).order_by(table.c.step)
-            series: dict[str, list[tuple[int, float]]] = {}
-            for metric, step, value in connection.execute(query):
-                series.setdefault(metric, []).append((step, value))
-            return dict(sorted(series.items()))  # databases differ in how they sort text
+        query = select(name, table.c.step, table.c.value)
+        query = query.join(models.metric_key).order_by(table.c.step)
+        if names is not None:
+            query = query.where(name.in_(list(names)))
+        series: dict[str, list[tuple[int, float]]] = {}
+        for metric, step, value in self._database.read_run_rows(run_id, table, query):
+            series.setdefault(metric, []).append((step, value))
+        return dict(sorted(series.items()))  # databases differ in how they sort text
 
     def metric_rows_after(self, run_id: str, seq: int, limit: int) -> list[MetricRow]:
         """Returns at most `limit` values written after `seq`, in order of writing."""
@@ -88,17 +96,13 @@ class RunResults:
             .order_by(table.c.seq)
             .limit(limit)
         )
-        with self._database.open_run_reader(run_id) as (connection, key):
-            return [
-                MetricRow(*row) for row in connection.execute(query.where(table.c.run_id == key))
-            ]
+        return [MetricRow(*row) for row in self._database.read_run_rows(run_id, table, query)]
 
     def mirror_cursor(self, run_id: str, target: str) -> int:
         """Returns the last `seq` that a tracker has been sent; 0 before the first."""
         table = models.mirror
-        with self._database.open_run_reader(run_id) as (connection, key):
-            query = select(table.c.seq).where(table.c.run_id == key, table.c.target == target)
-            return int(connection.scalar(query) or 0)
+        query = select(table.c.seq).where(table.c.target == target)
+        return sum(row.seq for row in self._database.read_run_rows(run_id, table, query))
 
     def set_mirror_cursor(self, run_id: str, target: str, seq: int) -> None:
         """Stores the last `seq` that a tracker has been sent."""
@@ -124,12 +128,11 @@ class RunResults:
 
     def events(self, run_id: str, after: int = 0, limit: int | None = None) -> list[EventRecord]:
         """Returns events with an id above `after`, oldest first; of many, the newest `limit`."""
-        c = models.event.c
-        query = select(c.id, c.at, c.kind, c.level, c.message, c.payload).where(c.id > after)
-        query = query.order_by(c.id.desc()).limit(limit)
-        with self._database.open_run_reader(run_id) as (connection, key):
-            rows = connection.execute(query.where(c.run_id == key))
-            return [EventRecord(*row) for row in rows][::-1]
+        table = models.event
+        query = select_fields(table, EventRecord).where(table.c.id > after)
+        query = query.order_by(table.c.id.desc()).limit(limit)
+        rows = self._database.read_run_rows(run_id, table, query)
+        return [EventRecord(*row) for row in rows][::-1]
 
     def add_evaluation(
         self,
@@ -153,30 +156,24 @@ class RunResults:
     def evaluations(
         self, run_id: str, suite: str | None = None, *, with_payload: bool = True
     ) -> list[EvaluationRecord]:
-        """Returns evaluations by step, then by time; of one suite or of all.
-
-        A name that ends with "/" selects all suites that begin with it.
-        """
+        """Returns evaluations by step, then by time; of one suite, of those that begin with
+        "NAME/", or of all."""
         c = models.evaluation.c
         payload = c.payload if with_payload else literal(None)
         query = select(c.step, c.label, c.suite, c.n, c.metrics, payload, c.at)
         if suite is not None:
             whole = suite.endswith("/")
             query = query.where(c.suite.startswith(suite) if whole else c.suite == suite)
-        with self._database.open_run_reader(run_id) as (connection, key):
-            rows = connection.execute(query.where(c.run_id == key).order_by(c.step, c.at))
-            return [EvaluationRecord(*row) for row in rows]
+        query = query.order_by(c.step, c.at)
+        rows = self._database.read_run_rows(run_id, models.evaluation, query)
+        return [EvaluationRecord(*row) for row in rows]
 
     # Files -------------------------------------------------------------------------------------
 
     def add_checkpoint(
         self, run_id: str, step: int, path: Path | str, bytes: int, sha256: str
     ) -> None:
-        """Records a checkpoint that is complete on disk; an absolute path is made relative.
-
-        Raises:
-            ValueError: the path is outside the run's directory.
-        """
+        """Records a checkpoint that is complete on disk, inside the run's directory."""
         with self._database.open_run_writer(run_id) as (connection, key):
             row = {"run_id": key, "at": time.time(), "step": step, "bytes": bytes, "sha256": sha256}
             row["path"] = _get_relative_path(connection, key, path)
@@ -184,18 +181,14 @@ class RunResults:
 
     def checkpoints(self, run_id: str) -> list[CheckpointRecord]:
         """Returns checkpoints by step."""
-        c = models.checkpoint.c
-        query = select(c.step, c.path, c.bytes, c.sha256, c.at)
-        with self._database.open_run_reader(run_id) as (connection, key):
-            rows = connection.execute(query.where(c.run_id == key).order_by(c.step))
-            return [CheckpointRecord(*row) for row in rows]
+        table = models.checkpoint
+        query = select_fields(table, CheckpointRecord).order_by(table.c.step)
+        return [
+            CheckpointRecord(*row) for row in self._database.read_run_rows(run_id, table, query)
+        ]
 
     def add_artifact(self, run_id: str, path: Path | str, kind: str) -> None:
-        """Records a file to mirror; adding it again marks it as changed.
-
-        Raises:
-            ValueError: the path is outside the run's directory.
-        """
+        """Records a file of the run to mirror; adding it again marks it as changed."""
         with self._database.open_run_writer(run_id) as (connection, key):
             c, place = models.artifact.c, _get_relative_path(connection, key, path)
             connection.execute(delete(models.artifact).where(c.run_id == key, c.path == place))
@@ -204,12 +197,9 @@ class RunResults:
 
     def artifacts(self, run_id: str) -> list[ArtifactRecord]:
         """Returns artifacts, most recently changed last."""
-        c = models.artifact.c
-        query = select(c.seq, c.path, c.kind, c.at).order_by(c.seq)
-        with self._database.open_run_reader(run_id) as (connection, key):
-            return [
-                ArtifactRecord(*row) for row in connection.execute(query.where(c.run_id == key))
-            ]
+        table = models.artifact
+        query = select_fields(table, ArtifactRecord).order_by(table.c.seq)
+        return [ArtifactRecord(*row) for row in self._database.read_run_rows(run_id, table, query)]
 
     # Rollouts ----------------------------------------------------------------------------------
 
@@ -230,7 +220,14 @@ class RunResults:
             ValueError: a reward or an advantage is not finite (absent rewards are None), or the
                 path is outside the run's directory.
         """
-        rows = [_build_index_row(item) for item in index]
+        rows = []
+        for item in index:
+            row = {name: getattr(item, name) for name in RolloutIndex.__dataclass_fields__}
+            for name in ("reward", "advantage"):
+                if row[name] is not None and not math.isfinite(row[name]):
+                    raise ValueError(f"row {item.row}: {name} is {row[name]}")
+            row |= {name: replace_non_finite(row[name]) for name in ("rewards", "scores")}
+            rows.append({**row, "preview": item.preview[:PREVIEW_LENGTH]})
         body = {"sha256": sha256, "bytes": bytes, "statistics": replace_non_finite(statistics)}
         table = models.rollout
         with self._database.open_run_writer(run_id) as (connection, key):
@@ -243,37 +240,29 @@ class RunResults:
 
     def rollout_steps(self, run_id: str) -> list[int]:
         """Returns the steps whose rollouts are recorded, ascending."""
-        c = models.rollout_step.c
-        with self._database.open_run_reader(run_id) as (connection, key):
-            query = select(c.step).where(c.run_id == key).order_by(c.step)
-            return list(connection.scalars(query))
+        table = models.rollout_step
+        query = select(table.c.step).order_by(table.c.step)
+        return [row.step for row in self._database.read_run_rows(run_id, table, query)]
 
     def rollout_index(
         self, run_id: str, step: int, trees: Collection[int] | None = None
     ) -> list[RolloutIndex]:
         """Returns a step's index rows by row number, of some trees or of all."""
-        c = models.rollout.c
-        query = select(*(c[name] for name in INDEX_FIELDS)).order_by(c.row)
+        table = models.rollout
+        query = select_fields(table, RolloutIndex).where(table.c.step == step)
         if trees is not None:
-            query = query.where(c.tree.in_(list(trees)))
-        with self._database.open_run_reader(run_id) as (connection, key):
-            rows = connection.execute(query.where(c.run_id == key, c.step == step))
-            # Rows that are older than their scores have null.
-            return [RolloutIndex(**{**row._mapping, "scores": row.scores or {}}) for row in rows]
+            query = query.where(table.c.tree.in_(list(trees)))
+        rows = self._database.read_run_rows(run_id, table, query.order_by(table.c.row))
+        # Rows that are older than their scores have null.
+        return [RolloutIndex(**{**row._mapping, "scores": row.scores or {}}) for row in rows]
 
     def rollout_body(self, run_id: str, step: int) -> BodyRecord:
-        """Returns the record of a step's rollout file.
-
-        Raises:
-            NotFoundError: the step has no recorded rollouts.
-        """
-        c = models.rollout_step.c
-        query = select(c.path, c.sha256, c.bytes, c.statistics)
-        with self._database.open_run_reader(run_id) as (connection, key):
-            row = connection.execute(query.where(c.run_id == key, c.step == step)).one_or_none()
-            if row is None:
-                raise NotFoundError(f"{run_id} has no rollouts of step {step}")
+        """Returns the record of a step's rollout file; NotFoundError if there is none."""
+        table = models.rollout_step
+        query = select_fields(table, BodyRecord).where(table.c.step == step)
+        for row in self._database.read_run_rows(run_id, table, query):
             return BodyRecord(*row)
+        raise NotFoundError(f"{run_id} has no rollouts of step {step}")
 
 
 def replace_non_finite(value: Any) -> Any:
@@ -285,41 +274,6 @@ def replace_non_finite(value: Any) -> Any:
     if hasattr(value, "item"):
         value = value.item()
     return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _build_index_row(item: RolloutIndex) -> dict[str, Any]:
-    row = dict(zip(INDEX_FIELDS, attrgetter(*INDEX_FIELDS)(item), strict=True))
-    for name in ("reward", "advantage"):
-        if row[name] is not None and not math.isfinite(row[name]):
-            raise ValueError(f"row {item.row}: {name} is {row[name]}")
-    row |= {name: replace_non_finite(row[name]) for name in ("rewards", "scores")}
-    row["preview"] = item.preview[:PREVIEW_LENGTH]
-    return row
-
-
-def _write_metric_rows(
-    connection: Connection,
-    place: Mapping[str, Any],
-    values: Mapping[str, float],
-    missing: Sequence[str],
-) -> None:
-    """Writes one step's values under new, larger `seq` numbers; deletes those that are missing.
-
-    Args:
-        place: run, step and time, which all rows have.
-    """
-    table, key = models.metric, place["run_id"]
-    ids = _find_metric_keys(connection, {*values, *missing})
-    newest = connection.scalar(select(func.max(table.c.seq)).where(table.c.run_id == key)) or 0
-    if missing:
-        gone = table.c.key_id.in_([ids[name] for name in missing])
-        same = (table.c.run_id == key, table.c.step == place["step"])
-        connection.execute(delete(table).where(*same, gone))
-    rows = [
-        {**place, "key_id": ids[name], "value": value, "seq": seq}
-        for seq, (name, value) in enumerate(values.items(), newest + 1)
-    ]
-    connection.execute(build_upsert(connection, table), rows)
 
 
 def _find_metric_keys(connection: Connection, names: Iterable[str]) -> dict[str, int]:
@@ -335,11 +289,8 @@ def _find_metric_keys(connection: Connection, names: Iterable[str]) -> dict[str,
 
 
 def _get_relative_path(connection: Connection, key: int, path: Path | str) -> str:
-    """Returns a path relative to the run's directory.
-
-    Raises:
-        ValueError: the path is outside, or absolute while the run has no directory yet.
-    """
+    """Returns a path relative to the run's directory. ValueError if it is outside, or the run has
+    none yet."""
     path = Path(path)
     if path.is_absolute():
         c = models.run.c

@@ -1,8 +1,8 @@
 """Rollout files ("bodies"): one Parquet file per step, identified by its SHA-256 digest.
 
-A file has one record per tree, as writers, readers and the dashboard know it. The annotations below
-are its schema, and so are the streams of `rlx_registry.token_streams`: those per token are fields
-of `RowRecord`, before `scores`, and those per row end `ScoreRecord`.
+A file has one record per tree. The annotations below are its schema, and so are the streams of
+`rlx_registry.token_streams`: those per token are fields of `RowRecord`, before `scores`, and those
+per row end `ScoreRecord`.
 """
 
 import hashlib
@@ -128,11 +128,8 @@ def get_score_name(stored: str) -> str:
 
 
 def get_model_text(tree: TreeRecord, segment: int) -> str:
-    """What the model read or wrote in a segment: its tokens as text, with system message, examples
-    and all that a chat template adds.
-
-    Of a file without texts of tokens it is the segment's own text.
-    """
+    """What the model read or wrote in a segment, with all that a chat template adds; of a file
+    without texts of tokens, the segment's own text."""
     pieces = tree.get("pieces")
     return "".join(pieces[segment]) if pieces else tree["segments"][segment]["text"]
 
@@ -152,13 +149,8 @@ def get_token_values(row: RowRecord, name: str) -> Sequence[float | bool] | None
 
 
 def check_tree_record(tree: TreeRecord) -> None:
-    """Checks that a tree can be walked: a file may come from elsewhere, and its digest with it.
-
-    Raises:
-        KeyError, TypeError: a field is missing, or null where it must not be.
-        ValueError: a parent does not come before its child, a row names a segment that is not
-            there, tokens and their texts or values differ in number, or JSON is invalid.
-    """
+    """Raises KeyError, TypeError or ValueError unless a tree can be walked: a file may come from
+    elsewhere, and its digest with it."""
     where, segments = f"tree {tree['tree']}", tree["segments"]
     pieces: Sequence[Sequence[object]] = tree.get("pieces") or [s["token_ids"] for s in segments]
     if len(pieces) != len(segments):
@@ -217,11 +209,8 @@ def build_arrow_type(hint: Any) -> "pyarrow.DataType":
 
 
 def write_body(path: Path | str, table: "pyarrow.Table") -> tuple[str, int]:
-    """Writes a table atomically, as Parquet with zstd compression.
-
-    Returns:
-        The file's SHA-256 (hex) and its size in bytes, for `Registry.add_rollouts`.
-    """
+    """Writes a table atomically, as Parquet with zstd compression; returns its SHA-256 and size in
+    bytes."""
     from pyarrow import parquet
 
     path = Path(path)
@@ -247,14 +236,8 @@ def write_body(path: Path | str, table: "pyarrow.Table") -> tuple[str, int]:
 
 
 def read_body(path: Path | str, sha256: str | None = None) -> "pyarrow.Table":
-    """Reads a table written by `write_body`.
-
-    Args:
-        sha256: the recorded digest; None skips the comparison.
-
-    Raises:
-        BodyError: the file is missing, is not the one recorded, or is not Parquet.
-    """
+    """Reads a table written by `write_body`; BodyError if it is not the one recorded, or not
+    Parquet."""
     from pyarrow import parquet
 
     with _open_body(Path(path), sha256) as source:
@@ -262,11 +245,7 @@ def read_body(path: Path | str, sha256: str | None = None) -> "pyarrow.Table":
 
 
 def read_trees(path: Path | str, sha256: str | None, trees: Collection[int]) -> list[TreeRecord]:
-    """Reads the records of some trees of a step's rollouts.
-
-    Raises:
-        BodyError: as `read_body`, or the file does not contain rollouts.
-    """
+    """Reads the records of some trees of a step's rollouts, or raises BodyError."""
     from pyarrow import parquet
 
     with _open_body(Path(path), sha256) as source:
@@ -286,11 +265,7 @@ def read_trees(path: Path | str, sha256: str | None, trees: Collection[int]) -> 
 
 
 def search_body_trees(path: Path | str, sha256: str | None, text: str) -> set[int]:
-    """Returns the trees of a step whose text below the prompt contains `text`, ignoring case.
-
-    Raises:
-        BodyError: as `read_trees`.
-    """
+    """Returns the trees of a step whose text below the prompt contains `text`, ignoring case."""
     from pyarrow import parquet
 
     wanted = text.casefold()

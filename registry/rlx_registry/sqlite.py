@@ -61,11 +61,7 @@ class Sqlite:
 
     @classmethod
     def from_url(cls, url: URL) -> "Sqlite":
-        """The file behind a `sqlite:///path` URL.
-
-        Raises:
-            DatabaseUnavailableError: the URL names no file.
-        """
+        """The file behind a `sqlite:///path` URL."""
         if url.database in (None, "", ":memory:") or url.query:
             raise DatabaseUnavailableError(
                 f"'{url}' names no file; write sqlite:///path/to/registry.db"
@@ -107,15 +103,8 @@ class Sqlite:
         return engine
 
     def prepare(self, *, create: bool) -> None:
-        """Creates the file and its tables, if `create` is true, and sets its journal mode.
-
-        A file that needs neither is only read. Concurrent processes are serialized.
-
-        Raises:
-            DatabaseUnavailableError: there is no file and `create` is false, or it cannot be
-                opened or is locked; DatabaseUnwritableError if the file system is the reason.
-            SchemaError: another version wrote the file, or it is not a registry.
-        """
+        """Creates the file and its tables, if `create` is true, and sets its journal mode; a file
+        that needs neither is only read. Concurrent processes are serialized."""
         if not create:
             self._require()
         self._open_lock(make_folder=True).close()  # reports a file system that cannot be written
@@ -137,12 +126,7 @@ class Sqlite:
                 engine.dispose()
 
     def check(self, reader: Engine) -> None:
-        """Checks that this version can read the file.
-
-        Raises:
-            DatabaseUnavailableError: there is no file.
-            SchemaError: another version wrote it, or it is not a registry.
-        """
+        """Raises unless the file is there and this version can read it."""
         self._require()
         with reader.connect() as connection:
             models.require_tables(connection, self.label)
@@ -167,9 +151,6 @@ class Sqlite:
 
         SQLite itself polls only ten times a second. With many busy writers, the one that has waited
         longest would give up with "database is locked".
-
-        Raises:
-            DatabaseUnavailableError: other processes have been writing for `TURN_SECONDS`.
         """
         with self._open_lock() as lock:
             try:
@@ -225,10 +206,7 @@ class Sqlite:
 
 def wait_for_lock(file: TextIO) -> None:
     """Locks a file that other processes may have locked; after a while, logs what is waited for.
-
-    Raises:
-        TimeoutError: others have held it for `TURN_SECONDS`.
-    """
+    TimeoutError if others have held it for `TURN_SECONDS`."""
     begin, pause, is_silent = time.monotonic(), 0.001, True
     while True:
         try:
@@ -258,10 +236,8 @@ def describe_lost_registry(path: Path) -> str:
 
 
 def _is_archive(path: Path) -> bool:
-    """Whether the file is in a read-only folder and has no log, so that it can be read as is.
-
-    Readers of a live write-ahead log need write access to its folder.
-    """
+    """Whether the file can be read as is: its folder is read-only, where readers of a live
+    write-ahead log could not write, and it has no log."""
     log = path.with_name(f"{path.name}-wal")
     return not os.access(path.parent, os.W_OK) and not (log.exists() and log.stat().st_size)
 

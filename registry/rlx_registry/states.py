@@ -2,15 +2,13 @@
 
 import time
 from collections.abc import Collection
-from typing import Any
+from typing import Any, TypeVar
 
 from sqlalchemy import ColumnElement, Connection, Row, and_, func, insert, or_, select, update
 
 from rlx_registry import models
-from rlx_registry.database import format_run_id
+from rlx_registry.database import format_run_id, select_fields
 from rlx_registry.records import ENDED, LIVING, STATUSES, RunRecord, RunRow, Status
-
-ROW_FIELDS = tuple(RunRow.__dataclass_fields__)
 
 
 def require_statuses(names: Collection[str]) -> None:
@@ -92,13 +90,16 @@ def find_lost_runs(
             has locked is not lost.
     """
     c = models.run.c
-    query = select(*(c[name] for name in ROW_FIELDS)).where(c.status.in_(sorted(LIVING)))
+    query = select_fields(models.run, RunRow).where(c.status.in_(sorted(LIVING)))
     if among is not None:
         query = query.where(c.id.in_(sorted(among))).with_for_update(skip_locked=True)
-    found = {row.id: build_run_row(row) for row in connection.execute(query)}
+    found = {row.id: build_run(RunRow, row) for row in connection.execute(query)}
     return {key: run.status for key, run in found.items() if run.effective_status == "lost"}
 
 
-def build_run_row(row: Row[Any]) -> RunRow:
-    """Builds the record of a run from the columns `ROW_FIELDS`."""
-    return RunRow(**{**row._mapping, "id": format_run_id(row.id)})
+Kind = TypeVar("Kind", bound=RunRow)
+
+
+def build_run(kind: type[Kind], row: Row[Any]) -> Kind:
+    """Builds the record of a run from its columns."""
+    return kind(**{**row._mapping, "id": format_run_id(row.id)})

@@ -1,48 +1,29 @@
 """Whether the supervisor of a run is alive, as its own machine can tell.
 
-A file in the run's folder describes the supervisor's process. On the same machine the process can
-be looked at, so a dead supervisor is noticed at once, and a paused one is not taken for a dead one.
-Other machines have to go by the heartbeat.
+A file in the run's folder describes the supervisor's process. On the same machine a dead supervisor
+is noticed at once, and a paused one is not taken for a dead one. Other machines go by the
+heartbeat.
 """
 
 import json
 import os
 from contextlib import suppress
-from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
 
 _NAME = "supervisor.json"
 
 
-@dataclass(frozen=True, slots=True)
-class _ProcessIdentity:
-    """A process that no other can be taken for.
-
-    Attributes:
-        boot: id of the system's start, and so of the machine.
-        namespace: the namespace of the process id; every container has its own.
-        pid: the process id.
-        started: when it started, in clock ticks since the boot: no clock that is set changes it.
-    """
-
-    boot: str
-    namespace: str
-    pid: int
-    started: int
-
-
 def record_supervisor(folder: Path, pid: int) -> None:
-    """Describes the supervisor of a run in its folder; `pid` is a process of this machine.
-
-    Without a description, as on a full disk or another system, only the heartbeat tells.
-    """
+    """Describes the supervisor of a run in its folder; `pid` is a process of this machine. Without
+    a description, as on a full disk or another system, only the heartbeat tells."""
     machine, started = _identify_machine(), _find_start(pid)
     if machine is None or started is None:
         return
     aside = folder / f".{_NAME}.{os.getpid()}"
     with suppress(OSError):
-        aside.write_text(json.dumps(asdict(_ProcessIdentity(*machine, pid, started))))
+        found = {"boot": machine[0], "namespace": machine[1], "pid": pid, "started": started}
+        aside.write_text(json.dumps(found))
         aside.replace(folder / _NAME)
 
 
@@ -57,26 +38,23 @@ def is_supervisor_alive(folder: str | None) -> bool | None:
     if folder is None:
         return None
     path = Path(folder) / _NAME
-    found = _read_description(path)
-    if found is None or _identify_machine() != (found.boot, found.namespace):
+    try:
+        found = json.loads(path.read_text())
+        machine, pid, started = (found["boot"], found["namespace"]), found["pid"], found["started"]
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
+    if machine != _identify_machine():
         return None
     with suppress(OSError):  # a system may hide the processes of other users
         if os.getuid() not in (0, path.stat().st_uid):
             return None
-    return _find_start(found.pid) == found.started
-
-
-def _read_description(path: Path) -> _ProcessIdentity | None:
-    """The process that a run's folder names; None if it names none."""
-    try:
-        return _ProcessIdentity(**json.loads(path.read_text()))
-    except (OSError, ValueError, TypeError):
-        return None
+    return bool(_find_start(pid) == started)
 
 
 @cache
 def _identify_machine() -> tuple[str, str] | None:
-    """Returns the ids of this system's start and of the namespace of process ids here."""
+    """Returns the ids of this system's start, and of the namespace of process ids here: every
+    container has its own."""
     with suppress(OSError):
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return boot, str(Path("/proc/self/ns/pid").readlink())
@@ -84,7 +62,8 @@ def _identify_machine() -> tuple[str, str] | None:
 
 
 def _find_start(pid: int) -> int | None:
-    """Returns when a process started, in clock ticks since the boot; None if it has ended."""
+    """Returns when a process started, in clock ticks since the boot, which no clock that is set
+    changes; None if it has ended."""
     try:
         # The name, in parentheses, may contain anything.
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()

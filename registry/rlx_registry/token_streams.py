@@ -2,7 +2,7 @@
 
 Estimators name streams in `needs`; `rlx.discovery` says what an experiment must have for them, the
 training step computes them, `rlx plan` makes them up, rollout files hold them, and the dashboard
-colours tokens by them. All read this table.
+colours tokens by them.
 """
 
 from collections.abc import Mapping
@@ -25,7 +25,6 @@ class TokenStream:
         provider: who computes it: "policy", "step" (what every step has before it assigns credit),
             "credit" (what follows), else a key of `rlx.discovery.PROVIDERS`.
         title: what the dashboard calls it; "" if tokens are not coloured by it.
-        dtype: type of its values.
         unit: "nats" for log-probabilities, "reward" for what is on the scale of rewards.
         column: its name in rollout files; "" if that is `name`.
     """

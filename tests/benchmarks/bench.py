@@ -6,7 +6,7 @@
 Writes benchmarks.md and bench.json in results/, a list of {name, ratio, low, high, baseline, unit},
 after every benchmark, so that a run that was broken off is taken up by naming what is missing.
 Besides, a figure has its `benchmark` and {machine, made}, and where they are known {wall,
-milliseconds}, and `earlier`, medians of earlier runs. Every benchmark runs in a process of its own.
+milliseconds}. Every benchmark runs in a process of its own.
 """
 
 import json
@@ -24,11 +24,8 @@ RESULTS = Path(__file__).with_name("results")
 STORED, PAGE = RESULTS / "bench.json", RESULTS / "benchmarks.md"
 
 BENCHMARKS = {
-    "common_prefix_update": "common_prefix",
     "smollm2_grpo_step": "real_steps",
     "smollm2_rlcr_step": "real_steps",
-    "smollm2_products": "products",
-    "forked_history": "sessions",
     "verb_cpu_ratios": "starts",
     "start_cpu_seconds": "starts",
 }
@@ -40,8 +37,6 @@ QUIET = {
     "CUDA_VISIBLE_DEVICES": "",
     "DS_ACCELERATOR": "cpu",
 }
-KEPT = 20
-"""Earlier medians that are kept of a figure."""
 
 
 def main() -> int:
@@ -98,19 +93,10 @@ def store(name: str, figures: list[dict]) -> None:
     for figure in json.loads(STORED.read_text()):
         kept.setdefault(figure["benchmark"], []).append(figure)
     made = {"machine": machine(), "made": date.today().isoformat()}
-    before = {figure["name"]: figure for figure in kept.get(name, [])}
-    kept[name] = [
-        {"benchmark": name, **figure, **made, "earlier": list_earlier(before.get(figure["name"]))}
-        for figure in figures
-    ]
+    kept[name] = [{"benchmark": name, **figure, **made} for figure in figures]
     rows = [figure for known in BENCHMARKS for figure in kept.get(known, [])]
     STORED.write_text(json.dumps(rows, indent=2) + "\n")
     PAGE.write_text(page(rows))
-
-
-def list_earlier(figure: dict | None) -> list[float]:
-    """Medians of earlier runs of a benchmark, oldest first, from its last figure."""
-    return [] if figure is None else [*figure.get("earlier", []), figure["ratio"]][-KEPT:]
 
 
 if __name__ == "__main__":

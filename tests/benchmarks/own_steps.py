@@ -98,7 +98,7 @@ class OwnSteps:
             ),
         )
         assert self._learner.update(train, LOSS, RATE) is not None
-        self._sampler.load(self._learner.weights())
+        self._sampler.load(dict(self._learner.iterate_weights()))
 
 
 def _rewards(batch: TokenBatch, trees: Sequence[RolloutTree]) -> dict[str, torch.Tensor]:

@@ -18,30 +18,18 @@ Both sides of a ratio take turns in one run, on one thread; a first round does n
 median, lowest and highest are of the rounds' ratios of CPU time, which other work on the machine
 hardly touches: they are what goals are held against. "Clock" is the median of the same ratio by the
 clock, and "ms" is our own CPU time. Ratios carry over to other machines better than times do; below
-each table stands where its figures were made. "Earlier" is the lowest and the highest median of
-earlier runs of `make bench`, on other days and machines and with other versions of rlx, and how
-many there were.
+each table stands where its figures were made.
 
 A name that ends with `_strongest` is beside the strongest plain form that we know.
 """
 
 STEPS = """\
-`common_prefix_*` is forward and backward of a real model, SmolLM2-135M-Instruct in float32, fetched
-by `experiments/smollm2/fetch.py`, on 8 prompts of `experiments/smollm2_grpo.yaml` with 8 answers of
-8 tokens each, in one micro-batch. `_problems` is beside the same learner with each problem packed
-for itself, `_cache` beside transformers' own cache with gradient, which reads each prompt once and
-forks it. Losses and gradients are compared first.
-
 `smollm2_grpo_step_*` and `smollm2_rlcr_step_*` are whole steps of SmolLM2-135M-Instruct in float32,
 whose prompts of about 400 tokens differ in the last few: 4 prompts with 8 answers of 32 tokens (8
 prompts where a name ends with `_8`), and 6 with 4 answers of 32 and 4 confidences of 12 below each.
 TRL has micro-batches of 4 rows, and computes its output layer at every position, as it does on
 every CPU. `_strongest` is `generate` with one cache, and an update with transformers' cache with
 gradient, of at most six prompts at a time, in which no token is read twice but what problems share.
-`smollm2_sampling_products` and `smollm2_update_products` are the parts of the first of these steps
-beside their matrix products alone, recorded and replayed on random values in the same process;
-`_attention` counts attention in one call as products too; the update includes credit and the
-handing over of weights.
 """
 
 SMALL = """\
@@ -55,24 +43,9 @@ supervisor imports MLflow after the first step, and sends batches of the registr
 `mlflow.log_metrics` does.
 """
 
-SESSIONS = """\
-`forked_history_tokens` is what the learner computes of programs that write four turns, go on with
-one of them, and so on, six times.
-"""
-
 SECTIONS = {
-    "Steps of training": (
-        STEPS,
-        (
-            *("common_prefix_update", "smollm2_grpo_step"),
-            *("smollm2_rlcr_step", "smollm2_products"),
-        ),
-    ),
-    "Sessions": (SESSIONS, ("forked_history",)),
-    "Starts": (
-        SMALL,
-        ("verb_cpu_ratios", "start_cpu_seconds"),
-    ),
+    "Steps of training": (STEPS, ("smollm2_grpo_step", "smollm2_rlcr_step")),
+    "Starts": (SMALL, ("verb_cpu_ratios", "start_cpu_seconds")),
 }
 """By title: what is compared with what, and the benchmarks whose figures follow."""
 
@@ -81,7 +54,6 @@ COLUMNS = {
     "low": "low",
     "high": "high",
     "clock": "wall",
-    "earlier": "earlier",
     "unit": "unit",
     "ms": "milliseconds",
     "compared with": "baseline",
@@ -100,26 +72,13 @@ def page(rows: list[dict]) -> str:
 
 
 def _describe_origins(rows: list[dict]) -> str:
-    """On which machines figures were made, and when; names them where there were several."""
-    origins: dict[str, list[str]] = {}
-    for row in rows:
-        made = f", {row['made']}" if "made" in row else ""
-        origins.setdefault(f"{row['machine']}{made}", []).append(row["benchmark"])
-    if len(origins) == 1:
-        return f"Measured on {next(iter(origins))}.\n"
-    lines = (
-        f"- {', '.join(f'`{name}`' for name in dict.fromkeys(names))}: {origin}"
-        for origin, names in origins.items()
-    )
-    return "Measured on\n\n" + "\n".join(lines) + "\n"
+    """On which machines figures were made, and when."""
+    made = dict.fromkeys(f"{row['machine']}, {row['made']}" for row in rows)
+    return f"Measured on {'; '.join(made)}.\n"
 
 
 def _table(rows: list[dict]) -> str:
-    columns = {
-        title: key
-        for title, key in COLUMNS.items()
-        if any(row.get(key, "") not in ("", []) for row in rows)
-    }
+    columns = {title: key for title, key in COLUMNS.items() if any(key in row for row in rows)}
     lines = [f"| figure | {' | '.join(columns)} |", "| --- " * (len(columns) + 1) + "|"]
     for row in rows:
         cells = (_shown(row.get(key, "")) for key in columns.values())
@@ -128,9 +87,7 @@ def _table(rows: list[dict]) -> str:
 
 
 def _shown(value: object) -> str:
-    """A number with the digits that it deserves; of several the least and the greatest."""
-    if isinstance(value, list):
-        return f"{_shown(min(value))} to {_shown(max(value))} ({len(value)})" if value else ""
+    """A number with the digits that it deserves."""
     if not isinstance(value, float):
         return str(value)
     return f"{value:.3g}" if abs(value) < 1000 else f"{value:.0f}"

@@ -3,7 +3,7 @@
 SmolLM2-135M-Instruct in float32 reads a system message, worked examples and a question about a
 word, over 400 tokens of which the last few differ. Beside rlx stand the strongest plain form of
 transformers, one cache in sampling and one with gradient in the update, and TRL. All three read the
-same token ids, and lengths are forced. common_prefix.py compares gradients, of one turn.
+same token ids, and lengths are forced.
 """
 
 import json
@@ -31,17 +31,7 @@ from rlx.model import Policy, build_policy
 from rlx.plan import read_spec
 from rlx.spec import TurnSpec, TwoLevel, TwoTurnRolloutSpec
 
-__all__ = [
-    "ANSWER",
-    "ANSWERS",
-    "PROMPTS",
-    "ROUNDS",
-    "TOKENS",
-    "build_prompts",
-    "real_model",
-    "smollm2_grpo_step",
-    "smollm2_rlcr_step",
-]
+__all__ = ["smollm2_grpo_step", "smollm2_rlcr_step"]
 
 ROOT = Path(__file__).parents[2]
 WORDS = ROOT / "experiments" / "smollm2" / "train.jsonl"

@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from speech import Characters, Hashing
 
 from rlx.plugin import Environment, Problem, Step
-from rlx.rollout import LocalHost, RolloutTree, build_rollout_plan
+from rlx.rollout import EnvironmentHost, LocalHost, RolloutTree, build_rollout_plan
 from rlx.rollout.conversations import sample_conversations
 from rlx.seeding import derive_seed
 from rlx.spec import EnvironmentRolloutSpec
@@ -51,12 +51,12 @@ class Echo(Environment):
         return Step(kind="say", state=said, observation=f"[{len(said)} {action.text}]")
 
 
-class World:
+class World(EnvironmentHost):
     """A host whose calls take their time.
 
     Args:
         slow: which calls are slow; "none": none takes any time.
-        patience: as of `rlx.rollout.QueueingHost`.
+        patience: as of `rlx.rollout.EnvironmentHost`.
     """
 
     def __init__(self, slow: Slow, patience: float | None) -> None:

@@ -1,7 +1,6 @@
 """`rlx compare`: recipes by their digests, over seeds, in every form the same cells."""
 
 import json
-from math import isnan
 from pathlib import Path
 
 import pytest
@@ -85,21 +84,19 @@ def test_recipes_are_told_apart_by_their_digests(runs, capsys):
         "estimator.confidence.normalize": ["center", "std"],
         "rollout.confidence.template": ["", "su|re?"],
     }
-    assert found["left_out_reasons"] == {
+    assert found["left_out"] == {
         stale: f"{first[0]} has the same spec and seed, and is newer",
         stopped: "it is stopped",
     }
-    assert found["left_out"] == [stale, stopped]
-    figures = {row["metric"]: row for row in found["figures"]}
+    figures = {(row["metric"], row["recipe"]): row for row in found["figures"]}
     assert {row["suite"] for row in found["figures"]} == {"held_out"}
-    assert set(figures) == {"accuracy", "brier"}
-    brier = figures["brier"]
-    assert [m["mean"] for m in brier["means"]] == pytest.approx([0.15, 0.21])
-    none, gap = brier["differences"]
-    assert none is None
-    assert gap["over"]["mean"] == pytest.approx(0.06)
-    assert gap["p"] == 0.25, "three seeds can say no more"
-    assert figures["accuracy"]["differences"][1]["p"] == 1
+    assert {metric for metric, _ in figures} == {"accuracy", "brier"}
+    assert figures["brier", "A"]["mean"] == pytest.approx(0.15)
+    assert figures["brier", "A"]["difference"] is None
+    brier = figures["brier", "B"]
+    assert (brier["mean"], brier["difference"]) == pytest.approx((0.21, 0.06))
+    assert brier["p"] == 0.25, "three seeds can say no more"
+    assert figures["accuracy", "B"]["p"] == 1
 
 
 @pytest.fixture
@@ -118,20 +115,20 @@ def asked(runs):
 def test_recipes_on_the_same_problems_are_paired_by_them(asked, capsys):
     base, better, elsewhere = asked
     found = json.loads(told(capsys, base, better, elsewhere, "--json"))
-    (pairs,) = found["by_problem"]
-    assert pairs["suite"] == "held_out"
-    assert pairs["absent"] == [None, None, "they were evaluated on different problems"]
-    none, gaps, other = pairs["differences"]
-    assert (none, other) == (None, None)
-    assert set(gaps) == {"accuracy", "mean_confidence", "brier", "nll"}
-    accuracy = gaps["accuracy"]
-    assert (accuracy["problems"], accuracy["seeds"]) == (3 * PROBLEMS, [0, 1, 2])
-    assert accuracy["mean"] == pytest.approx(15 / 120)
-    assert 0.05 < accuracy["low"] < 0.125 < accuracy["high"] < 0.2
-    assert accuracy["p"] == pytest.approx(2 / 10_000), "15 changes of sign, 9999 drawn"
-    assert gaps["mean_confidence"]["mean"] == 0
-    assert gaps["mean_confidence"]["p"] == 1
-    assert pairs["p_holm"]["accuracy"] == [None, accuracy["p"], None], "C was not tested"
+    different = "they were evaluated on different problems"
+    assert found["not_by_problem"] == {"held_out": [None, None, different]}
+    figures = {(row["metric"], row["recipe"]): row for row in found["figures"]}
+    paired = {at for at, row in figures.items() if row["problems"] is not None}
+    names = ("accuracy", "mean_confidence", "brier", "nll")
+    assert paired == {(name, "B") for name in names}
+    accuracy, stated = figures["accuracy", "B"], figures["mean_confidence", "B"]
+    assert accuracy["problems"] == 3 * PROBLEMS
+    assert accuracy["by_problem_difference"] == pytest.approx(15 / 120)
+    low, high = accuracy["by_problem_difference_low"], accuracy["by_problem_difference_high"]
+    assert 0.05 < low < 0.125 < high < 0.2
+    assert accuracy["by_problem_p"] == pytest.approx(2 / 10_000), "15 of sign, 9999 drawn"
+    assert (stated["by_problem_difference"], stated["by_problem_p"]) == (0, 1)
+    assert accuracy["by_problem_p_holm"] == accuracy["by_problem_p"], "C was not tested"
 
 
 def test_p_values_are_corrected_for_the_number_of_recipes(runs, capsys):
@@ -143,27 +140,7 @@ def test_p_values_are_corrected_for_the_number_of_recipes(runs, capsys):
     assert "(p 0.5)" in page and "Holm" in page
     assert "Holm" not in told(capsys, *first, *second, "--md"), "one difference needs none"
     figures = json.loads(told(capsys, *names, "--json"))["figures"]
-    assert [f["p_holm"] for f in figures if f["metric"] == "brier"] == [[None, 0.5, 0.5]]
-
-
-def test_every_form_says_which_test_it_is(asked, capsys, tmp_path):
-    text, md = told(capsys, *asked), told(capsys, *asked, "--md")
-    for form in (text, md):
-        words = " ".join(form.split())
-        for said in (
-            "After training: held_out, problem by problem",
-            "+0.125 [+0.0",
-            "(p 0.0002)",
-            "p the paired permutation test over problems",
-            "A and C are not compared problem by problem: they were evaluated on "
-            "different problems.",
-        ):
-            assert said in words
-    cells = rlx.compare(*asked).to_frame().set_index(["metric", "recipe"])
-    better, other = cells.loc["accuracy", "B"], cells.loc["accuracy", "C"]
-    assert (better["problems"], better["by_problem_difference"]) == (120, 0.125)
-    assert isnan(other["problems"]) and isnan(other["by_problem_difference"])
-    assert other["p"] == 1.0
+    assert [f["p_holm"] for f in figures if f["metric"] == "brier"] == [None, 0.5, 0.5]
 
 
 def test_a_group_is_compared_as_its_runs_joined_it(runs, capsys):
@@ -173,18 +150,9 @@ def test_a_group_is_compared_as_its_runs_joined_it(runs, capsys):
             registry.join(run, "both")
     found = json.loads(told(capsys, "both", "--json"))
     assert [recipe["name"] for recipe in found["recipes"]] == ["sigma", "rlcr"]
-    assert found["left_out"] == [stopped]
+    assert list(found["left_out"]) == [stopped]
     assert main(["compare", "botj"]) == 2
     assert "no run, group or experiment 'botj'; did you mean 'both'?" in capsys.readouterr().err
-
-
-def test_a_failed_run_is_left_out_beside_its_twin(runs, capsys):
-    _, first, _, _ = runs
-    with Registry.open(f"sqlite:///{Path.cwd()}/home/registry.db") as registry:
-        again = finished(registry, 0, 0.4, status="failed")
-    why = f"it is failed; {first[0]} has the same spec and seed"
-    assert json.loads(told(capsys, again, *first, "--json"))["left_out_reasons"] == {again: why}
-    assert f"{again} is left out: {why}." in " ".join(told(capsys, again, *first).split())
 
 
 def test_a_recipe_of_several_versions_of_a_plugin_says_so(runs, capsys):
@@ -195,7 +163,7 @@ def test_a_recipe_of_several_versions_of_a_plugin_says_so(runs, capsys):
         new = finished(registry, 5, 0.2, plugins=[{**brevity, "data": {"words.txt": "b"}}])
         newest = finished(registry, 4, 0.1, plugins=[{**brevity, "sha256": "b"}])
     found = json.loads(told(capsys, old, new, newest, "--json"))
-    assert found["left_out_reasons"] == {
+    assert found["left_out"] == {
         old: f"{newest} has the same spec and seed, and is newer; brevity changed between them"
     }
     assert found["mixtures"] == [f"A mixes plugins: brevity changed between {newest} and {new}."]
@@ -221,9 +189,14 @@ def test_an_option_that_a_plugin_filled_in_is_compared(runs, capsys):
 
 
 def test_every_form_has_the_same_cells(runs, capsys, tmp_path):
-    _, first, second, _ = runs
-    names = [*first, *second]
+    first = runs[1]
+    names = ["rlcr", "sigma"]
+    with Registry.open(f"sqlite:///{tmp_path}/home/registry.db") as registry:
+        again = finished(registry, 0, 0.4, status="failed")
     text, md = told(capsys, *names), told(capsys, *names, "--md")
+    why = f"{again} is left out: it is failed; {first[0]} has the same spec and seed."
+    assert why in " ".join(text.split()) and why in md
+    assert "single answers are not recorded" in md
     for form in (text, md):
         for cell in ("What they differ in", "center", "+0.060 ± 0.025 (p 0.25)", "0.150 ± 0.075"):
             assert cell in form
@@ -273,12 +246,12 @@ def test_only_what_was_asked_alike_is_put_together(runs, capsys):
         ("suite/shifted/near", first[0], "problems 5 instead of 300"),
         ("suite/shifted/near", second[0], "samples 8 instead of 1"),
     }
-    means = {row["suite"]: row["means"] for row in found["figures"]}
-    assert means["suite/shifted/near"][0]["n"] == 2
-    assert means["suite/shifted/near"][1] is None
-    assert means["suite/own/near"][0]["n"] == 3, "its seed is the run's"
-    (pairs,) = [p for p in found["by_problem"] if p["suite"] == "suite/shifted/near"]
-    assert pairs["absent"] == [None, "their evaluations are not comparable"]
+    seeds = {(row["suite"], row["recipe"]): row["seeds"] for row in found["figures"]}
+    assert seeds["suite/shifted/near", "A"] == 2
+    assert ("suite/shifted/near", "B") not in seeds
+    assert seeds["suite/own/near", "A"] == 3, "its seed is the run's"
+    why = [None, "their evaluations are not comparable"]
+    assert found["not_by_problem"]["suite/shifted/near"] == why
     said = f"{second[0]} is left out, since it is not comparable: samples 8 instead of 1."
     for form in ((), ("--md",)):
         assert said in " ".join(told(capsys, *names, *form).split())

@@ -113,17 +113,6 @@ def test_progress_without_a_terminal_is_lines_with_the_time(capsys):
     assert SHOWN in lines[2]
 
 
-def test_training_goes_on_after_an_evaluation(capsys):
-    with ProgressDisplay(open_console(stderr=True)) as display:
-        display.show("training", 1, 2)
-        display.show("evaluation (step)", 1, 1)
-        display.show("training", 1, 2)
-        display.show("training", 2, 2)
-    shown = [line.split("  ")[1:3] for line in capsys.readouterr().err.splitlines()]
-    evaluated = ["evaluation (step)", "1/1"]
-    assert shown == [["training", "1/2"], evaluated, ["training", "1/2"], ["training", "2/2"]]
-
-
 def test_short_work_prints_no_progress_without_a_terminal(capsys):
     with open_progress("scoring", "lines") as show:
         for done in range(4):

@@ -81,7 +81,7 @@ def files(folder):
 
 
 def show(capsys, *arguments):
-    assert main(["validate", "--values", *arguments, "--format=json"]) == 0
+    assert main(["validate", "--values", *arguments, "--json"]) == 0
     return json.loads(capsys.readouterr().out)
 
 

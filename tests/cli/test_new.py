@@ -1,11 +1,9 @@
 """An empty folder and the wheel are enough to begin."""
 
 import os
-import re
 import subprocess
 import sys
 import zipfile
-from importlib.metadata import Distribution
 from pathlib import Path
 
 import pytest
@@ -13,8 +11,6 @@ import pytest
 from rlx.cli import main
 
 ROOT = Path(__file__).parents[2]
-KINDS = (("", "blob"), ("!", "raw"))
-"""How a Markdown link and a picture begin, and what the address of their file contains."""
 MAIN = "import sys; from rlx.cli import main; sys.exit(main())"
 
 
@@ -78,17 +74,3 @@ def test_an_example_on_stdout(tmp_path, monkeypatch, capsys):
         assert main(["new", "--from", example.stem, "-"]) == 0
         assert capsys.readouterr().out == example.read_text()
     assert not list(tmp_path.iterdir())
-
-
-def test_the_readme_of_the_package_has_no_relative_link(installed):
-    (info,) = installed.glob("rlx-*.dist-info")
-    package = Distribution.at(info).metadata
-    urls = dict(one.split(", ") for one in package.get_all("Project-URL"))
-    readme = package.get_payload()
-    links = re.findall(r"(!?)\[[^\]]*\]\(([^)]+)\)", readme)
-    prefix = {mark: f"{urls['Repository']}/{kind}/v{package['Version']}/" for mark, kind in KINDS}
-    assert {mark for mark, _ in links} == set(prefix)
-    for mark, link in links:
-        assert link.startswith(prefix[mark])
-        assert (ROOT / link.removeprefix(prefix[mark]).partition("#")[0]).is_file()
-    assert readme.startswith("# rlx\n") and "<img" not in readme

@@ -12,14 +12,12 @@ import pytest
 from rlx.cli import main
 
 FOLDER = Path(__file__).parents[2] / "experiments"
-STUDY = sorted(FOLDER.glob("study/*.yaml"))
-"""Those below `gpu/` are planned in `test_study_on_gpus.py`, as their README says."""
+STUDY = sorted([*FOLDER.glob("study/*.yaml"), *FOLDER.glob("study/gpu/*.yaml")])
 SOURCES = sorted(FOLDER.glob("sources/*.yaml"))
 EXPERIMENTS = [*sorted(FOLDER.glob("*.yaml")), *SOURCES, *STUDY]
 if shutil.which("bwrap") is None and "RLX_CI" not in os.environ:
     EXPERIMENTS.remove(FOLDER / "code_tests.yaml")  # its reward needs the sandbox
 RLCR = next(path for path in EXPERIMENTS if path.stem == "rlcr")
-KG = next(path for path in EXPERIMENTS if path.stem == "kg")
 PLANS = """
 import contextlib, io, json, os, socket, sys
 from functools import partial
@@ -109,14 +107,6 @@ def test_tables_for_people(shown):
     assert "\nrow 0 " not in out and "\x1b" not in out
     assert "\x1b[" in shown(RLCR, "--row", "5", FORCE_COLOR="1")[1]
     assert "\x1b[3" not in shown(RLCR, FORCE_COLOR="1", NO_COLOR="1")[1]
-
-
-def test_turns_and_what_they_were_answered(shown):
-    code, out, err = shown(KG, "--row", "1")
-    assert code == 0, err
-    for said in ("of up to 4 turns", "turn 1 kg_query", "for the whole rollout", "turn 4"):
-        assert said in out
-    assert any(line.split()[1:3] == ["env", "environment"] for line in out.splitlines())
 
 
 def test_the_verdict_comes_first(shown):

@@ -38,10 +38,6 @@ def refused(capsys, *arguments):
     return capsys.readouterr().err
 
 
-def test_a_run_that_is_not_there(run, capsys):
-    assert "no run 'r-0007'" in refused(capsys, "r-0007")
-
-
 def test_a_run_that_has_exported_nothing_says_why(run, capsys):
     assert "r-0001 has not exported a model: it is submitted" in refused(capsys, "latest")
 

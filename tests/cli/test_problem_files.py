@@ -106,27 +106,3 @@ def test_the_script_writes_what_the_experiment_reads(made, capsys):
     said = planned(capsys, CWQ)
     assert not [note for note in said["notes"] if "task:" in note]
     assert 'Entities in the question: \\"Ada, ‹b› Inc.\\"' in json.dumps(said, ensure_ascii=False)
-
-
-def test_names_that_nobody_can_see_are_left_out_and_counted(folder, capsys):
-    odd = rog(
-        0,
-        answer=["Bob", ""],
-        q_entity=["\u200b", "Ada"],
-        graph=[["Ada", "made", "Bob"], ["Ada", "made", " "], ["Ada", None, "Bob"]],
-    )
-    parquet(folder / "a.parquet", [odd])
-    script().main(["webqsp", "--train", "a.parquet", "--test", "a.parquet", "--to", "here"])
-    assert "1 facts each, 2 facts left out, 2 names left out" in capsys.readouterr().out
-    with gzip.open(folder / "here" / "train.jsonl.gz", "rt") as stream:
-        row = json.loads(stream.read())
-    assert (row["answer"], row["q_entity"]) == (["Bob"], ["Ada"])
-    assert row["graph"] == [["Ada", "made", "Bob"]]
-
-
-def test_a_malformed_question_stops_the_plan(made, capsys):
-    (made / "bad.jsonl").write_text(json.dumps(rog(0, graph=[["a", "b"]])) + "\n")
-    files = "task.files={train: .rlx/data/cwq/train.jsonl.gz, test: bad.jsonl}"
-    capsys.readouterr()
-    assert main(["plan", str(CWQ), "--set", files]) == 2
-    assert "bad.jsonl line 1: expected a fact of three parts" in capsys.readouterr().err

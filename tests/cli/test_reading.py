@@ -66,12 +66,6 @@ def dead():
     return process.pid
 
 
-def test_stopping_where_nothing_ever_ran_makes_nothing(folder, capsys):
-    assert main(["stop", "latest"]) == 2
-    assert "there is no registry of runs" in capsys.readouterr().err
-    assert list(folder.iterdir()) == []
-
-
 def test_no_rollouts_says_why(registry, folder, capsys):
     submitted(registry, folder, rollouts="none")
     assert main(["samples"]) == 2
@@ -92,18 +86,6 @@ def test_a_prompt_that_is_not_there_is_said(registry, folder, capsys):
     assert "no prompt 7; it has 0 to 0" in capsys.readouterr().err
     assert main(["samples", "--group", "0"]) == 5
     assert "cannot read body x" in capsys.readouterr().err, "the file is missing"
-
-
-def test_advice_after_nothing_to_do_is_the_same_experiment(folder, capsys):
-    spaced = folder / "my spec.yaml"
-    spaced.write_text(RLCR.read_text())
-    sets = ["--set", "task.numbers={2: 1}", "--set", "seed=4"]
-    arguments = ["submit", str(spaced), "--queue", *sets]
-    assert main(arguments) == main(arguments) == 0
-    said = capsys.readouterr().out
-    same = f"rlx submit '{spaced}' --set 'task.numbers={{2: 1}}' --set seed=4"
-    assert f"run it again: {same} --again\n" in said
-    assert f"another seed: {same.removesuffix(' --set seed=4')} --set seed=5\n" in said
 
 
 def test_another_registry_for_writers_and_readers_alike(folder, monkeypatch, capsys):

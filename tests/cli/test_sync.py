@@ -2,12 +2,8 @@
 
 import shutil
 import socket
-import sqlite3
-import subprocess
-from contextlib import closing
 
 import pytest
-from patience import find_free_port
 from submissions import submit
 
 from rlx.cli import main
@@ -127,54 +123,6 @@ def test_a_run_without_a_mirror_is_refused_and_nothing_is_sent(registry, capsys)
     assert registry.run(mirrored).mlflow_run_id is None
 
 
-def test_a_project_is_one_experiment_whose_tags_find_its_runs(registry, client, capsys):
-    ids = []
-    for seed, setup in enumerate(("rlcr", "kg")):
-        spec = {
-            "tracking": {"mlflow": STORE, "experiment": "paper"},
-            "optimizer": {"learning_rate": 1e-5},
-        }
-        run = submit(registry, digest=setup, seed=seed, name=setup, spec=spec)
-        origins = {"optimizer.learning_rate": "--set", "tracking.experiment": "--set"}
-        registry.update_run(run.id, origins=origins)
-        registry.transition(run.id, ["submitted"], "finished")
-        ids.append(run.id)
-    assert main(["check", "--repair"]) == 0
-    project = client.get_experiment_by_name("paper")
-    assert project.tags == {"mlflow.experimentKind": "custom_model_development"}
-
-    def search(condition):
-        found = client.search_runs([project.experiment_id], condition)
-        return [run.data.tags["rlx.run_id"] for run in found]
-
-    assert sorted(search("")) == ids
-    assert search("tags.`rlx.recipe` = 'kg'") == ids[1:]
-    assert search("tags.`rlx.seed` = '0'") == ids[:1]
-    assert search("tags.`rlx.group` = 'lr'") == []
-    tags = client.search_runs([project.experiment_id])[0].data.tags
-    varied = {key: value for key, value in tags.items() if key.startswith("rlx.varied.")}
-    assert varied == {"rlx.varied.optimizer.learning_rate": "1e-05"}
-
-    capsys.readouterr()
-    registry.join(ids[0], "lr")
-    assert main(["check", "--repair"]) == 0
-    assert capsys.readouterr().out == f"{ids[0]}: 0 points sent to MLflow\n"
-    assert search("tags.`rlx.group` = 'lr'") == ids[:1]
-
-
-def test_a_run_stays_in_the_experiment_that_has_it(registry, client, folder):
-    run_id = ended(registry, "rlcr")
-    assert main(["check", "--repair"]) == 0
-    before = registry.run(run_id)
-    other = client.create_experiment("elsewhere")
-    with closing(sqlite3.connect(folder / "home" / "mlflow.db")) as store, store:
-        store.execute("UPDATE runs SET experiment_id = ?", (other,))
-    assert main(["check", "--repair", run_id]) == 0
-    assert registry.run(run_id).mlflow_run_id == before.mlflow_run_id
-    assert registry.run(run_id).mlflow_experiment_id == other
-    assert len(client.search_runs(["0", other])) == 1
-
-
 def test_a_page_of_runs_that_mlflow_lacks_is_refused(registry, capsys):
     run_id = ended(registry, "rlcr")
     assert main(["web", "--mlflow", run_id]) == 2
@@ -186,38 +134,3 @@ def test_a_page_of_runs_that_mlflow_lacks_is_refused(registry, capsys):
     assert main(["web", "--mlflow", served]) == 2
     link = "http://127.0.0.1:1/#/experiments/3/runs/m?workflowType=machine_learning"
     assert link in capsys.readouterr().err
-
-
-def test_mlflows_address_is_said_when_it_answers(registry, capfd, monkeypatch):
-    ended(registry, "rlcr")
-    said = []
-
-    class Server(subprocess.Popen):
-        """Instead of MLflow: a server that listens from the second look at it."""
-
-        returncode = None
-
-        def __init__(self, command, **_):
-            self.place, self.looks = ("127.0.0.1", int(command[command.index("--port") + 1])), 0
-
-        def poll(self):
-            self.looks += 1
-            if self.looks == 2:
-                said.append(capfd.readouterr().err)
-                self.socket = socket.create_server(self.place)
-
-        def wait(self, timeout=None):
-            self.socket.close()
-            return 0
-
-        def __exit__(self, *_):
-            pass
-
-        def __del__(self):
-            pass
-
-    monkeypatch.setattr("subprocess.Popen", Server)
-    port = find_free_port()
-    assert main(["web", "--mlflow", "--port", str(port)]) == 0
-    assert "http" not in said[0]
-    assert f"MLflow on http://127.0.0.1:{port}/" in capfd.readouterr().err

@@ -79,7 +79,7 @@ def test_exit_codes_and_every_file(capsys, subtests):
 
 
 def test_json_has_every_fault_and_its_place(capsys):
-    assert main(["validate", "--format", "json", "good.yaml", "typo.yaml"]) == 2
+    assert main(["validate", "--json", "good.yaml", "typo.yaml"]) == 2
     good, typo = json.loads(capsys.readouterr().out)["files"]
     assert good["ok"]
     assert len(good["digest"]) == 16
@@ -96,16 +96,6 @@ def test_show_gives_each_value_its_origin(capsys):
     assert ["runner.ranks", "1", "#", "default"] in rows
 
 
-def test_keys_are_whole_on_a_terminal_of_80_columns(tmp_path, capsys, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "80")
-    (tmp_path / "long.yaml").write_text(f"extends: rlcr\nrollout: {{system: {'1 + ' * 40}1}}\n")
-    assert main(["validate", "--values", "long.yaml"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert max(map(len, lines)) <= 80
-    keys = [line.split()[0] for line in lines if "# " in line]
-    assert {"model.warm_start.demonstrations", "rollout.system"} <= set(keys)
-
-
 def test_warnings_stop_nothing(capsys):
     one = "rollout={schedule: single, answer: {top_k: 5}}"
     assert main(["validate", "good.yaml", "--set", one]) == 0
@@ -115,12 +105,11 @@ def test_warnings_stop_nothing(capsys):
     assert "--> <override>:1:44" in err
 
 
-def test_schema_knows_the_installed_plugins(tmp_path, capsys):
-    assert main(["validate", "--schema", "-o", "out/spec.json"]) == 0
-    schema = json.loads((tmp_path / "out/spec.json").read_text())
+def test_schema_knows_the_installed_plugins(capsys):
+    assert main(["validate", "--schema"]) == 0
+    schema = json.loads(capsys.readouterr().out)
     assert "cli.exact" in schema["$defs"]["TurnReward"]["properties"]["plugin"]["examples"]
     assert "extends" in schema["properties"]
-    assert capsys.readouterr().out == ""
 
 
 def test_a_broken_plugin_is_a_row(capsys, monkeypatch):

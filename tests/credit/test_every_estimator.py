@@ -47,13 +47,6 @@ def test_two_level_keeps_them_with_every_second_level(second_level):
     check_estimator(load_plugin("estimator", "two_level")(second_level=second_level))
 
 
-@each_row("normalize", ["std", "center", "leave_one_out", "batch_std"])
-@each_row(("ddof", "singleton"), [(0, "raw"), (1, "zero")])
-def test_grpo_keeps_them_with_every_option(normalize, ddof, singleton):
-    options = {"normalize": normalize, "ddof": ddof, "singleton": singleton}
-    check_estimator(load_plugin("estimator", "grpo")(**options))
-
-
 # Broken estimators: each breaks one promise and is otherwise right. ------------------------------
 
 

@@ -68,6 +68,8 @@ def test_a_group_has_a_signal_if_the_scores_that_are_compared_differ(
     found = contact(estimator, *scores)
     assert (found.groups["answer"].groups, found.groups["answer"].with_signal) == (2, with_signal)
     assert found.has_signal == (with_signal > 0)
+    if scores == ([1.0, 1.0], [1.0, 1.0]):
+        assert found.advice == ["accuracy is 1 for all: take problems that some answers solve"]
 
 
 def test_every_group_has_a_signal_from_a_teacher(contact):
@@ -76,8 +78,3 @@ def test_every_group_has_a_signal_from_a_teacher(contact):
     for scores in ([0.0, 0.0], [None, None]):
         found = contact({"name": "grpo"}, scores, scores, model=teacher, loss=loss, rewards={})
         assert (found.groups["answer"].groups, found.groups["answer"].with_signal) == (2, 2)
-
-
-def test_scores_that_are_all_alike_are_named(contact):
-    found = contact({"name": "grpo"}, [0.0, 0.0], [0.0, 0.0])
-    assert found.advice == ["accuracy is 0 for all: take problems that some answers solve"]

@@ -7,7 +7,6 @@ from sklearn.isotonic import IsotonicRegression
 
 from rlx.evaluation.calibration import (
     compute_auroc,
-    compute_brier,
     compute_debiased_ece,
     compute_expected_calibration_error,
     compute_one_bit_auroc,
@@ -33,10 +32,7 @@ def test_the_correction_is_that_of_a_folded_normal_by_hand():
     found = compute_debiased_ece(correct, [0.75] * 10)
     assert found == pytest.approx(2 * gap - expected_gap, abs=1e-6)
     assert compute_expected_calibration_error(correct, [0.75] * 10) == pytest.approx(gap)
-
-
-def test_a_bin_with_one_outcome_is_not_corrected():
-    assert compute_debiased_ece([1.0] * 5, [0.8] * 5) == pytest.approx(0.2)
+    assert compute_debiased_ece([1.0] * 5, [0.8] * 5) == pytest.approx(0.2), "one outcome: as it is"
 
 
 def test_a_confidence_of_two_values_is_one_bit_and_a_graded_one_is_not():
@@ -57,17 +53,6 @@ def test_each_half_gets_the_map_that_scikit_learn_fits_on_the_other():
         fit = IsotonicRegression(out_of_bounds="clip").fit(stated[~test], correct[~test])
         expected[test] = fit.predict(stated[test])
     np.testing.assert_allclose(recalibrate_confidences(correct, stated, problems), expected)
-
-
-def test_an_increasing_map_is_mended_and_noise_is_not():
-    correct, stated = answers(4000)
-    bent = stated**3
-    assert compute_brier(correct, bent) > compute_brier(correct, stated) + 0.03
-    mended = compute_recalibrated_brier(correct, bent)
-    assert mended == pytest.approx(compute_brier(correct, stated), abs=0.005)
-    shuffled = np.random.default_rng(1).permutation(stated)
-    base = correct.mean() * (1 - correct.mean())
-    assert compute_recalibrated_brier(correct, shuffled) == pytest.approx(base, abs=0.005)
 
 
 def test_the_map_is_fitted_on_other_problems():

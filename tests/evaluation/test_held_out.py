@@ -9,7 +9,6 @@ from trees import turn
 from rlx.evaluation.answers import (
     compute_held_out_metrics,
     compute_identical_share,
-    get_stated_confidence,
     read_answers,
 )
 from rlx.plugin import Problem
@@ -56,15 +55,6 @@ def test_one_answer_and_its_first_confidence():
     assert metrics["rewards"] == {"accuracy": 0.5, "brier": 0.5}
 
 
-def test_metrics_of_a_schedule_with_confidences():
-    metrics, _ = held_out((1.0, [0.9]), (0.0, [0.2]), (0.0, [0.5]))
-    assert metrics["n"] == 3
-    assert metrics["accuracy"] == pytest.approx(1 / 3)
-    assert metrics["brier"] == pytest.approx((0.01 + 0.04 + 0.25) / 3)
-    assert metrics["auroc"] == 1.0
-    assert metrics["alike_share"] is None, "one confidence has nothing to be alike to"
-
-
 def test_metrics_of_a_schedule_without():
     metrics, pairs = held_out((1.0, []), (0.0, []))
     assert metrics["accuracy"] == 0.5
@@ -107,23 +97,6 @@ def test_a_confidence_may_stand_in_the_answer_itself():
 )
 def test_share_of_answers_whose_confidences_are_all_alike(stated, share):
     assert compute_identical_share(stated) == share
-
-
-def test_a_confidence_that_no_reward_read_is_nan():
-    turns = {(0, 1): {"format": entry("format", 1.0), "brier": entry("brier", 0.0)}}
-    assert math.isnan(get_stated_confidence(RewardTable(turns, frozenset(), {}), (0, 1)))
-
-
-def test_held_out_problems_are_answered_once_and_asked_as_often_as_in_training():
-    spec = TwoTurnRolloutSpec(
-        num_generations_answer=8, num_generations_confidence=3, confidence=TurnSpec(template="?")
-    )
-    once = build_rollout_plan(spec).copy_with_sampling(1)
-    assert [(level.kind, level.count) for level in once.levels] == [
-        ("answer", 1),
-        ("confidence", 3),
-    ]
-    assert once.levels[1] == build_rollout_plan(spec).levels[1]
 
 
 def grow_levels(*kinds):

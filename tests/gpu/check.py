@@ -13,7 +13,6 @@ import hashlib
 import importlib.util
 import json
 import os
-import re
 import resource
 import shutil
 import sys
@@ -132,17 +131,8 @@ def promises(part: Part, which: str) -> None:
     rooms = [str(ROOT / "tests" / room) for room in ROOMS[which]]
     # Other versions of the libraries are here than in CI, and with them other warnings.
     arguments = ["-q", "-o", "filterwarnings=default", "-p", "no:cacheprovider"]
-    with tempfile.TemporaryDirectory() as folder:
-        results = Path(folder) / "results.xml"
-        try:
-            command = [sys.executable, "-m", "pytest", *arguments, f"--junit-xml={results}"]
-            part.run([*command, *rooms])
-        finally:
-            if results.exists():
-                counts = re.findall(
-                    r'(errors|failures|skipped|tests)="(\d+)"', results.read_text()[:2000]
-                )
-                part.note("tests", **{word: int(count) for word, count in counts[:4]})
+    said = part.run([sys.executable, "-m", "pytest", *arguments, *rooms])
+    part.note("tests", said=said.splitlines()[-1])
 
 
 PARTS: dict[str, Callable[[Part], None]] = {

@@ -147,7 +147,7 @@ def decode(model: Any, rows: int, steps: int, way: dict[str, bool]) -> torch.Ten
     context = torch.randint(count, (300 if model.device.type == "cuda" else 20,))
     drawn = torch.randint(count, (steps, rows), generator=generator).to(model.device)
     state = decoder.start(1)
-    state.read([context.tolist()], 0)
+    state.prefill([context.tolist()], 0)
     state = state.fork([0] * rows, steps)
     for tokens in drawn:
         logits = state.step(tokens)

@@ -66,10 +66,10 @@ def main(name: str, device: str, *overrides: str) -> None:
     """Runs both, and compares."""
     with tempfile.TemporaryDirectory() as home:
         experiment = open_experiment(name, device, Path(home), overrides)
-        whole = experiment.submit()
+        whole = rlx.submit(experiment)
         follow_run(whole, every=25)
         steps = whole.record.step
-        killed = experiment.submit(again=True)
+        killed = rlx.submit(experiment, again=True)
         at = kill_rank(killed, after=max(1, steps // 2))
         print_figure("killed", step=at, steps=steps)
         killed.wait()

@@ -16,15 +16,17 @@ from figures import print_figure
 from follow import follow_run
 from profiles import open_profile
 
+import rlx
+
 
 def main(name: str, device: str, *overrides: str) -> None:
     """Plans, runs and compares."""
     with tempfile.TemporaryDirectory() as home:
         experiment = open_profile(name, device, Path(home), *overrides)
-        memory = experiment.plan().report.phases[0].memory
+        memory = rlx.plan_experiment(experiment).report.phases[0].memory
         planned = {stage: size / 2**30 for stage, size in memory.stage_totals.items()}
         print_figure("planned_gib", **planned)
-        run = experiment.submit()
+        run = rlx.submit(experiment)
         follow_run(run)
         last = run.metrics().ffill().iloc[-1].to_dict()
     assert "train/grad_norm" in last, "no step learned anything"

@@ -17,7 +17,6 @@ from rlx_gyms.reasoning import (
     is_readable,
     list_datasets,
 )
-from rlx_plugins.limited_call import LimitedResult
 
 need_library("reasoning_gym")
 
@@ -197,20 +196,3 @@ def test_demonstrations_state_every_confidence_after_the_same_answers():
         assert plain.demonstration(problem, 0).turns == (answer,)
         stated.add(confidence)
     assert stated == {f"<confidence>{tenths / 10}</confidence>" for tenths in range(11)}
-
-
-def test_answers_that_are_alike_are_scored_once(monkeypatch):
-    calls = []
-
-    def note(function, seconds):
-        calls.append(seconds)
-        return LimitedResult(0.0)
-
-    monkeypatch.setattr("rlx_gyms.reasoning.call_with_limit", note)
-    problem, reward = (
-        ReasoningGymTask(dataset="chain_sum").problem("train", 7, 7),
-        ReasoningGymScore(),
-    )
-    for answer in ("one", "one", "two", " one "):
-        reward.score(build_sample(problem, answer))
-    assert len(calls) == 2

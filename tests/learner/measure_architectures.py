@@ -11,7 +11,6 @@ import json
 import os
 import sys
 import tempfile
-from dataclasses import dataclass
 from pathlib import Path
 
 from rlx.importing import speed_up_imports
@@ -156,15 +155,6 @@ def save_model(kind, sizes, folder, *, chat):
     speaks.save_pretrained(folder)
 
 
-@dataclass
-class Rollouts:
-    trees: list
-    table: RewardTable
-
-    def find_untrained_rows(self):
-        return ()
-
-
 def score(trees, setup):
     """A reward of every turn from its tokens, by the setup's own names."""
 
@@ -181,32 +171,20 @@ def score(trees, setup):
     return RewardTable(turns, frozenset(), {})
 
 
-@dataclass
-class Step:
-    """The actors of a step on one rank; keeps how far sampler and learner are apart."""
-
-    setup: object
-    policy: object
-    sampler: TransformersSampler
-    learner: Learner
-    apart: float = 0.0
-
-    def sample_and_score(self):
-        problems = [self.setup.task.problem("train", n, 0) for n in range(2)]
-        with self.sampler.session() as session:
-            trees = sample_rollout_trees(
-                self.setup.plan, problems, [1, 2], session, self.policy.dialogue
-            )
-        return Rollouts(trees, score(trees, self.setup))
-
-    def compute_streams(self, rows):
-        batch = rows.batch
-        learned = self.learner.logprobs(batch, batch.is_own)
-        self.apart = float((learned - batch.behaviour_logprobs)[batch.is_own].abs().max())
-        return TokenStreams(old_logprobs=learned, optional={})
-
-    def update_models(self, train):
-        return self.learner.update(train, self.setup.spec.loss, 1e-3)
+def take_step(setup, policy, sampler, learner):
+    """One step on one rank: how far sampler and learner are apart, and what learned."""
+    problems = [setup.task.problem("train", n, 0) for n in range(2)]
+    with sampler.session() as session:
+        trees = sample_rollout_trees(setup.plan, problems, [1, 2], session, policy.dialogue)
+    rows = build_scored_rows(setup, trees, score(trees, setup), without=())
+    batch = rows.batch
+    learned = learner.logprobs(batch, batch.is_own)
+    train = assign_credit(rows, TokenStreams(old_logprobs=learned, optional={}), setup.rules)
+    return {
+        "apart": float((learned - batch.behaviour_logprobs)[batch.is_own].abs().max()),
+        "gradient": learner.update(train, setup.spec.loss, 1e-3).grad_norm,
+        "longest": int(batch.is_token.sum(dim=1).max()),
+    }
 
 
 def measure(kind, options, recipes, ranks, folder, *, chat):
@@ -227,19 +205,8 @@ def take_steps(policy, sampler, recipes, ranks):
     learner = Learner(policy, runner, spec.optimizer, ranks)
     steps = {}
     for name, setup in recipes.items():
-        step = Step(setup, policy, sampler, learner)
-        rollouts = step.sample_and_score()
-        rows = build_scored_rows(
-            setup, rollouts.trees, rollouts.table, without=rollouts.find_untrained_rows()
-        )
-        train = assign_credit(rows, step.compute_streams(rows), setup.rules)
-        learned = step.update_models(train)
-        sampler.load(learner.weights())
-        steps[name] = {
-            "apart": step.apart,
-            "gradient": learned.grad_norm,
-            "longest": int(train.batch.is_token.sum(dim=1).max()),
-        }
+        steps[name] = take_step(setup, policy, sampler, learner)
+        sampler.load_each(learner.iterate_weights())
     return {"steps": steps, "learner": learner.chosen.form.name}
 
 

@@ -2,8 +2,8 @@
 
     python -m torch.distributed.run --standalone --nproc-per-node N measure_learner.py OUT STAGE...
 
-One start makes all measurements, since starting costs more than they do; `tests/learner_figures.py`
-judges them. The gradient is read off one step, whatever ZeRO stage holds it: plain SGD moves a
+One start makes all measurements, since starting costs more than they do; `test_learner.py` judges
+them. The gradient is read off one step, whatever ZeRO stage holds it: plain SGD moves a
 weight by lr · g, and AdamW with ε = 1 at first by lr · g / (|g| + 1), which can be inverted.
 """
 
@@ -28,7 +28,6 @@ with speed_up_imports():
     from rlx.learner import Critic, Learner, build_learner_with_reference, forward, join_ranks
     from rlx.learner import engine as learner_engine
     from rlx.learner.forms import CachedForm, PlainForm
-    from rlx.learner.pack import RankMicroBatches
     from rlx.model import build_policy
     from rlx.model.lora import adapt_model, adapter_weights
     from rlx.plugin import Problem
@@ -51,12 +50,13 @@ MODEL = TinyModelSpec(
     hidden_size=64, heads=2, kv_heads=1, layers=2, intermediate_size=96, initializer_range=0.1
 )
 LOSS = LossSpec(
-    clip=(0.2, 0.28), dual_clip=1.5, entropy=EntropyBonus(coefficient=0.01, span="confidence")
+    clip=(0.2, 0.28),
+    dual_clip=1.5,
+    entropy=EntropyBonus(coefficient=0.01, span="confidence"),
+    kl=KlPenalty(coefficient=0.1, kl_penalty="k3"),
 )
 CHOICES = {
-    "penalty": LOSS.model_copy(update={"kl": KlPenalty(coefficient=0.1, kl_penalty="k3")}),
-    "all": LossSpec(ratio="sequence", surrogate="cispo", kl=KlPenalty(coefficient=0.1)),
-    "values": LossSpec(expected=ExpectedScore(coefficient=3.0), per_turn=True),
+    "values": LossSpec(ratio="sequence", expected=ExpectedScore(coefficient=3.0), per_turn=True),
     "longer values": LossSpec(expected=ExpectedScore(score="spherical"), aggregate="sequence_mean"),
 }
 VALUES = {
@@ -64,8 +64,7 @@ VALUES = {
     # Those of 1 begin those of 1., so that all are told apart by what closes them.
     "longer values": {"1": (42, 11), "1.": (42, 27, 11), ".5": (27, 46, 11), "0.9": (39, 11)},
 }
-"""Texts of confidences and their tokens; 11 is `</confidence>`. Losses with an expected score ask
-the model once more, and are tried at the extremes; the others where nothing is sharded."""
+"""Texts of confidences and their tokens; 11 is `</confidence>`."""
 VALUE_CLIP = 0.1
 TEMPERATURES = {"answer": 1.0, "confidence": 0.7}
 LR = 1e4
@@ -75,15 +74,13 @@ USUAL = OptimizerSpec(learning_rate=1e-3, weight_decay=0.01, max_grad_norm=0.5)
 DEVICE = os.environ.get("RLX_TEST_DEVICE", "cpu")
 if torch.cuda.device_count() < int(os.environ["WORLD_SIZE"]):
     DEVICE = "cpu"  # ranks do not share a device
-LIMITS = {"whole": 16_384, "several": 84, "cut": 60}
-"""Tokens per micro-batch: all rows in one, several of them, so few that trees are cut."""
+LIMITS = {"several": 84, "cut": 60}
+"""Tokens per micro-batch: several rows, and so few that trees are cut."""
 SYSTEM = (16, 17, 18)
 """Tokens with which all prompts begin."""
 LORA = Lora(rank=4, alpha=6)
 EXTREMES = {1: (0,), 2: (3,)} if DEVICE == "cpu" else {1: (0, 3), 2: (0, 3)}
 """By number of ranks, the ZeRO stages at which everything is tried: none or all is sharded."""
-CRITIC_CUTS = ("cut",)
-"""How a critic's batch is cut at the other stages."""
 HALF = 2
 """ZeRO stage at which bfloat16 is tried."""
 DROPOUT = 0.5
@@ -214,19 +211,16 @@ def plain_row(new, old, reference, advantages, loss):
         log_ratio = log_ratio.mean().expand(len(new))
     ratio, (low, high) = log_ratio.exp(), loss.clip
     bounded = ratio.clamp(1 - low, 1 + high)
-    held = ratio != bounded
-    if loss.surrogate == "clip":
-        losses = -torch.min(ratio * advantages, bounded * advantages)
-        bad = advantages < 0
-        losses = torch.where(bad, torch.min(losses, -loss.dual_clip * advantages), losses)
-        held = torch.where(bad, (ratio < 1 - low) | (ratio > loss.dual_clip), ratio > 1 + high)
-    else:
-        losses = -bounded.detach() * advantages * new
+    losses = -torch.min(ratio * advantages, bounded * advantages)
+    bad, most = advantages < 0, loss.dual_clip or torch.inf
+    if loss.dual_clip is not None:
+        losses = torch.where(bad, torch.min(losses, -most * advantages), losses)
+    held = torch.where(bad, (ratio < 1 - low) | (ratio > most), ratio > 1 + high)
     held = held & (advantages != 0)
     if loss.kl is None:
         return losses, held, torch.zeros_like(losses)
     x = new - reference
-    penalties = x**2 / 2 if loss.kl.kl_penalty == "k2" else (-x).exp() + x - 1
+    penalties = (-x).exp() + x - 1
     return losses + loss.kl.coefficient * penalties, held, penalties
 
 
@@ -410,7 +404,7 @@ class Bench:
     def read(self, policy, learner):
         """Whole values of what learns. An adapter is read from the files of an export."""
         if not self.lora:
-            return copied(learner.weights())
+            return copied(dict(learner.iterate_weights()))
         learner.export(policy, self.folder)
         read = load_file(self.folder / "adapter" / "adapter_model.safetensors")
         self.ranks.barrier()
@@ -422,19 +416,12 @@ class Bench:
         stats = learner.update(train, loss, LR)
         return before, self.read(policy, learner), stats
 
-    def dealt(self, train, limit):
-        """Rows in every micro-batch of every rank."""
-        share = RankMicroBatches(train.batch, train.wanted, LIMITS[limit], self.ranks, merge=True)
-        return self.ranks.gather([len(packed.rows.unique()) for packed in share])
-
     def first_step(self, limit, **options):
         """A step of SGD, after asking for log-probabilities and an update without any signal."""
         policy, learner = self.learner(READABLE, limit, sgd, **options)
         quiet = {**self.logprobs(learner), **self.silence(learner)}
-        if self.lora:
-            quiet["export"] = self.merged(policy, learner)
         before, after, stats = self.stepped(policy, learner, self.batches[0])
-        everywhere = self.ranks.gather(copied(learner.weights()))
+        everywhere = self.ranks.gather(copied(dict(learner.iterate_weights())))
         found = difference(before, after)
         gradient = {name: LR * g for name, g in self.gradient.items()}
         return {
@@ -449,7 +436,6 @@ class Bench:
             "row_tokens": stats.row_tokens,
             "form": learner.chosen.form.name,
             "ranks_agree": all(torch.equal(w[n], everywhere[0][n]) for w in everywhere for n in w),
-            "dealt": self.dealt(self.batches[0], limit),
         }
 
     def one_row(self):
@@ -459,15 +445,13 @@ class Bench:
         alone = replace(
             train,
             advantages=train.advantages.where(first, 0.0),
+            weights=train.weights.where(first, 0.0),
             entropy_weights=train.entropy_weights.where(first, 0.0),
             wanted=train.wanted & first,
         )
-        before, after, _ = self.stepped(*self.learner(READABLE, "whole", sgd), alone)
+        before, after, _ = self.stepped(*self.learner(READABLE, "several", sgd), alone)
         *_, expected = plain_step(alone, LOSS, lora=self.lora)
-        return {
-            "apart": whole(difference(before, after), expected),
-            "dealt": self.dealt(alone, "whole"),
-        }
+        return {"apart": whole(difference(before, after), expected)}
 
     def logprobs(self, learner):
         """Largest distance from plain log-probabilities, and what stands where none is wanted."""
@@ -478,7 +462,7 @@ class Bench:
 
     def silence(self, learner):
         """Whether an update without signal is None on every rank and changes nothing."""
-        train, before = self.batches[0], copied(learner.weights())
+        train, before = self.batches[0], copied(dict(learner.iterate_weights()))
         nothing = replace(
             train,
             advantages=torch.zeros_like(train.advantages),
@@ -486,7 +470,9 @@ class Bench:
             wanted=torch.zeros_like(train.wanted),
         )
         stats = self.ranks.gather(learner.update(nothing, LOSS, LR))
-        same = all(torch.equal(before[n], w) for n, w in copied(learner.weights()).items())
+        same = all(
+            torch.equal(before[n], w) for n, w in copied(dict(learner.iterate_weights())).items()
+        )
         return {"silent": stats == [None] * self.ranks.count, "silence_changes_nothing": same}
 
     def second_phase(self, *, fresh):
@@ -496,7 +482,7 @@ class Bench:
             How far its first step is from the clipped gradient, and the norm it reports.
         """
         length = norm(self.gradient.values())
-        policy, learner = self.learner(READABLE, "whole")
+        policy, learner = self.learner(READABLE)
         learner.update(self.batches[1], LOSS, 0.0)
         bounded = READABLE.model_copy(update={"max_grad_norm": length / 2})
         learner.begin_phase(bounded, fresh=fresh)
@@ -508,7 +494,7 @@ class Bench:
     def exported(self, policy, learner):
         """What is read back from an export, against what the learner answers."""
         learner.export(policy, self.folder)
-        own = copied(learner.weights())
+        own = copied(dict(learner.iterate_weights()))
         loaded = AutoModelForCausalLM.from_pretrained(self.folder).eval()
         twin = build_policy(MODEL, 5).model.eval()
         twin.load_state_dict(own, strict=False)
@@ -526,7 +512,7 @@ class Bench:
         policy, learner = self.learner(USUAL, **options)
         for train in self.batches:
             learner.update(train, LOSS, USUAL.learning_rate)
-        apart = whole(copied(learner.weights()), plain_steps(self.batches, USUAL))
+        apart = whole(copied(dict(learner.iterate_weights())), plain_steps(self.batches, USUAL))
         return {"apart": apart, "export": self.exported(policy, learner)}
 
     def choice(self, train, loss):
@@ -538,7 +524,6 @@ class Bench:
             "worst": worst(found, gradient),
             "found": {name: getattr(stats, name) for name in plain},
             "plain": plain,
-            "penalised": stats.kl_loss is not None,
             "expected_score": stats.expected_score,
             "stated_mass": stats.stated_mass,
         }
@@ -563,10 +548,10 @@ class Bench:
             "moved": float((learner.logprobs(train.batch, train.mask) - own).abs().max()),
         }
 
-    def critic(self, limit, clip, **options):
+    def critic(self, limit, clip):
         """A critic's values and a step of SGD, while a learner of the same process takes one."""
         train, policy = self.batches[0], self.policy()
-        spec, runner = CriticSpec(value_clip=clip, max_grad_norm=1e6), self.runner(limit, **options)
+        spec, runner = CriticSpec(value_clip=clip, max_grad_norm=1e6), self.runner(limit)
         with patch.object(learner_engine, "build_adamw", sgd):
             critic = Critic(policy, runner, spec, self.ranks, 0)
             learner = Learner(policy, runner, READABLE, self.ranks)
@@ -588,23 +573,6 @@ class Bench:
             "rate": stats.learning_rate,
             "silent": silent,
             "learner_apart": whole(difference(*theirs[:2]), self.taken_off),
-        }
-
-    def merged(self, policy, learner):
-        """An export of adapters: merged, and alone over the model that they began from."""
-        figures = self.exported(policy, learner)
-        merged, base = build_policy(MODEL, 5).model, build_policy(MODEL, 0).model
-        weights, frozen = copied(learner.weights()), dict(base.named_parameters())
-        merged.load_state_dict(weights, strict=False)
-        changed = [name for name, w in weights.items() if not torch.equal(w, frozen[name])]
-        alone = peft.PeftModel.from_pretrained(base, self.folder / "adapter")
-        expected = logits(plain_model(lora=True)[0])
-        self.ranks.barrier()
-        return {
-            **figures,
-            "apart": float((logits(merged) - expected).abs().max()),
-            "alone_apart": float((logits(alone) - expected).abs().max()),
-            "changed": sorted({name.split(".")[-2] for name in changed}),
         }
 
     def half_precision(self):
@@ -642,25 +610,22 @@ def measure_stage(stage, ranks, batches, chosen, folder):
     if extreme:
         figures |= {form.name: in_form(bench, form) for form in (CachedForm(), PlainForm())}
         figures["recomputed"] = bench.first_step("several", activation_checkpointing=True)
-    for name, loss in CHOICES.items():
-        if extreme if name in VALUES else stage == 0:
-            figures[name] = bench.choice(chosen[name], loss)
+        figures |= {name: bench.choice(chosen[name], loss) for name, loss in CHOICES.items()}
     if stage:
         figures["offloaded"] = bench.usual_steps(offload_optimizer=True)
     figures["fresh"] = bench.second_phase(fresh=True)
-    figures["fresh adapters"] = adapters.second_phase(fresh=True)
     figures["carried"] = bench.second_phase(fresh=False)
     figures["usual_steps"] = bench.usual_steps()
     figures["frozen copy"] = bench.reference()
     figures["adapter-free"] = adapters.reference()
-    for limit in LIMITS if extreme else CRITIC_CUTS:
-        figures[f"critic {limit}"] = bench.critic(limit, None if limit == "whole" else VALUE_CLIP)
+    figures["critic cut"] = bench.critic("cut", VALUE_CLIP)
+    if extreme:
+        figures["critic several"] = bench.critic("several", None)
     if ranks.count > 1:
         figures["one_row"] = bench.one_row()
     if stage == HALF:
         figures["bfloat16"] = bench.half_precision()
         figures["bfloat16 reference"] = bench.reference(dtype="bfloat16")
-        figures["bfloat16 critic"] = bench.critic("several", None, dtype="bfloat16")
     return figures
 
 
@@ -668,9 +633,7 @@ def main(out, stages):
     ranks = join_ranks(RunnerSpec(device=DEVICE))
     model = build_policy(MODEL, 0).model
     batches = tuple(train_batch(seed, model) for seed in (0, 100, 200))
-    chosen = {
-        name: train_batch(0, model, loss, VALUES.get(name, ())) for name, loss in CHOICES.items()
-    }
+    chosen = {name: train_batch(0, model, loss, VALUES[name]) for name, loss in CHOICES.items()}
     folder = out.parent
     measured = {s: measure_stage(s, ranks, batches, chosen, folder) for s in stages}
     if ranks.is_first:

@@ -11,7 +11,6 @@ from rlx.errors import SpecError
 from rlx.learner.distributed import Ranks
 from rlx.learner.pack import Branches, RankMicroBatches, pack_rows
 from rlx.learner.terms import encode_confidences
-from rlx.model.dialogue import PlainDialogue
 from rlx.model.tokenizer import load_local_dialogue
 from rlx.plugin import get_confidence_values
 from rlx.spec import TinyModelSpec
@@ -48,11 +47,6 @@ def test_a_value_that_begins_another_is_told_apart_by_what_closes_it(by_digit):
         assert sum(other[: len(one)] == one for other in tokens) == 1
 
 
-def test_a_grid_that_needs_no_closing_tag_has_none(by_digit):
-    tokens = encode_confidences(("0.1", "0.9"), "confidence", by_digit)
-    assert [by_digit.read(value)[0] for value in tokens] == ["0.1", "0.9"]
-
-
 def test_a_vocabulary_without_the_values_is_refused():
     with pytest.raises(SpecError, match=r"no token for '0\.05'"):
         encode_confidences(GRID, "confidence", tiny("arithmetic"))
@@ -67,14 +61,6 @@ def test_a_tag_that_a_token_joins_with_a_value_is_refused():
     dialogue = checkpoints.train_bytewise([">0."] * 50)
     with pytest.raises(SpecError, match=r"joins '0\.5' with a tag"):
         encode_confidences(("0.5",), "confidence", dialogue)
-
-
-def test_a_usual_byte_level_vocabulary_states_the_grid():
-    fast = checkpoints.tokenizer(checkpoints.STYLES["chatml"])
-    dialogue = PlainDialogue(fast, (fast.eos_token_id,))
-    texts = [dialogue.read(value)[0] for value in encode_confidences(GRID, "confidence", dialogue)]
-    assert all(text.startswith(value) for text, value in zip(texts, GRID, strict=True))
-    assert {len(text) - len(value) for text, value in zip(texts, GRID, strict=True)} <= {1, 2}
 
 
 # Packing ------------------------------------------------------------------------------------------

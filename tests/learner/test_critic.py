@@ -21,8 +21,7 @@ from rlx.learner.critic import _compute_hidden_size, _share_decoder
 from rlx.learner.forward import PackedValues, choose_form
 from rlx.learner.pack import pack_rows
 from rlx.model import build_policy
-from rlx.model.lora import adapt_model
-from rlx.spec import CriticSpec, Lora, RunnerSpec, TinyModelSpec
+from rlx.spec import CriticSpec, RunnerSpec, TinyModelSpec
 
 ALONE = Ranks(0, 1, torch.device("cpu"))
 SHAPE = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "vocab_size": 40}
@@ -73,38 +72,10 @@ def test_a_value_is_what_the_tokens_before_say(policy, make):
     assert found.abs().max() > 1e-3
 
 
-def test_the_head_is_small_and_its_seed_decides_it(policy):
-    heads = []
-    for global_seed, seed in ((1, 3), (2, 3), (1, 4)):
-        torch.manual_seed(global_seed)
-        state = torch.get_rng_state()
-        heads.append(PackedValues(_share_decoder(policy), 32, seed).head)
-        assert torch.equal(torch.get_rng_state(), state)
-    one, again, other = (head.weight for head in heads)
-    assert torch.equal(one, again)
-    assert not torch.equal(one, other)
-    assert 0 < one.norm() < 0.5
-    assert heads[0].bias.tolist() == [0]
-
-
-def test_the_copy_learns_apart_from_the_policy(policy):
-    """That its weights are its own, `measure_loading.py` measures."""
-    policy.model.requires_grad_(False)
-    decoder = _share_decoder(policy)
-    assert all(p.requires_grad for p in decoder.parameters())
-    assert not any(p.requires_grad for p in policy.model.parameters())
-
-
 def test_a_model_without_a_decoder_of_its_own_is_refused(policy):
     headless = replace(policy, model=policy.model.get_decoder())
     with pytest.raises(SpecError, match="critic: a model of kind 'qwen3' has no separate decoder"):
         Critic(headless, RunnerSpec(), CriticSpec(), ALONE, 0)
-
-
-def test_an_adapted_policy_is_refused(policy):
-    adapt_model(policy.model, Lora(rank=2), 0)
-    with pytest.raises(ValueError, match="before adapters are added"):
-        Critic(policy, RunnerSpec(), CriticSpec(), ALONE, 0)
 
 
 def test_the_rate_warms_up_and_stays():

@@ -1,7 +1,5 @@
 """Every form of computing packed trees, on every kind of model it is chosen for, on CPU."""
 
-from types import SimpleNamespace
-
 import pytest
 import torch
 import transformers
@@ -12,14 +10,13 @@ from transformers.integrations.flex_attention import WrappedFlexAttention
 
 from rlx.learner.distributed import Ranks
 from rlx.learner.forms import (
-    AttentionBlocks,
     CachedForm,
     FlexForm,
     GroupedForm,
     PlainForm,
 )
 from rlx.learner.forward import FORMS, PackedPolicy, choose_form
-from rlx.learner.pack import RankMicroBatches, pack_rows
+from rlx.learner.pack import pack_rows
 from rlx.model.lora import adapt_model
 from rlx.spec import Lora
 
@@ -217,19 +214,6 @@ def draw_tokens(count, seed):
     return torch.randint(3, 50, (count,), generator=generator).tolist()
 
 
-SYSTEM = draw_tokens(70, 0)
-PROMPTS = {
-    "one prefix for all": [SYSTEM + draw_tokens(9, n) for n in (1, 2, 3)],
-    "prefixes of several lengths": [
-        SYSTEM + draw_tokens(9, 1),
-        SYSTEM + draw_tokens(9, 1)[:4] + [3, 4],
-        SYSTEM[:20] + draw_tokens(30, 2),
-    ],
-    "nothing in common": [[n, *draw_tokens(30, n)] for n in (3, 4, 5)],
-    "a prompt that is the prefix": [SYSTEM, SYSTEM + draw_tokens(9, 1)],
-}
-
-
 def grow_rows(prompts, *, two_turns=False):
     """Two answers to every prompt, their first tokens equal, with two confidences each."""
     rows, learned = [], []
@@ -248,49 +232,6 @@ def grow_rows(prompts, *, two_turns=False):
     return ids, is_token, is_token & (torch.arange(width) >= torch.tensor(learned)[:, None])
 
 
-FORESTS = {
-    **{name: grow_rows(prompts) for name, prompts in PROMPTS.items()},
-    "two turns": grow_rows(PROMPTS["one prefix for all"], two_turns=True),
-    "an agent with several roots": grow_rows(
-        [*PROMPTS["one prefix for all"], *PROMPTS["nothing in common"]]
-    ),
-}
-CUTS = ((1, 10_000), (2, 130))
-"""Ranks and tokens of a micro-batch."""
-
-
-def compute_exactly(module, forest, ranks, limit):
-    """Outputs by row and column, and the gradient, summed over all micro-batches of all ranks."""
-    ids, is_token, want = forest
-    rows = SimpleNamespace(token_ids=ids, is_token=is_token)
-    module.zero_grad()
-    found = torch.zeros(*ids.shape, 50, dtype=torch.float64)
-    for rank in range(ranks):
-        here = Ranks(rank, ranks, torch.device("cpu"))
-        for packed in RankMicroBatches(rows, want, limit, here, merge=module.form.merges):
-            outputs = module.outputs(packed)
-            weights = torch.sin(31.0 * packed.rows + 17.0 * packed.columns)[:, None].double()
-            (outputs * weights * torch.linspace(-1, 1, 50).double()).sum().backward()
-            found[packed.rows, packed.columns] = outputs.detach()
-    return found, {n: p.grad.clone() for n, p in module.named_parameters() if p.grad is not None}
-
-
-def test_in_float64_outputs_and_gradients_are_those_of_plain_rows_however_rows_are_cut():
-    module = PackedPolicy(model_of("GPTNeoX").double())
-    wrong = {}
-    for name, forest in FORESTS.items():
-        module.use(PlainForm())
-        expected, gradient = compute_exactly(module, forest, 1, 10_000)
-        for form in (GroupedForm(), CachedForm()):
-            module.use(form)
-            for cut in CUTS:
-                found, own = compute_exactly(module, forest, *cut)
-                worst = float((found - expected).abs().max()), apart(own, gradient)
-                if not max(worst) <= 1e-12:
-                    wrong[name, form.name, cut] = worst
-    assert not wrong
-
-
 def test_a_cache_with_gradient_reads_every_shared_prefix_once(qwen):
     """Tokens of the rectangles that are read: what all share, the rest of each prompt, and the
     answers, padded; those of one prompt stay together where the longest is as long."""
@@ -300,8 +241,12 @@ def test_a_cache_with_gradient_reads_every_shared_prefix_once(qwen):
         read.append(tuple(arguments["input_ids"].shape))
         return torch.zeros(len(at), 1)
 
-    for name in ("one prefix for all", "nothing in common", "two turns"):
-        CachedForm()(note, pack_rows(*FORESTS[name]))
+    system = draw_tokens(70, 0)
+    one_prefix = [system + draw_tokens(9, n) for n in (1, 2, 3)]
+    nothing_in_common = [[n, *draw_tokens(30, n)] for n in (3, 4, 5)]
+    forests = grow_rows(one_prefix), grow_rows(nothing_in_common)
+    for forest in (*forests, grow_rows(one_prefix, two_turns=True)):
+        CachedForm()(note, pack_rows(*forest))
     assert read == [(1, 70), (3, 11), (6, 14), (3, 33), (6, 14), (1, 1), (1, 70), (3, 11), (6, 21)]
 
 
@@ -352,29 +297,6 @@ def test_an_empty_micro_batch_has_a_gradient_of_zeros_in_every_form(qwen):
 # Blocks ------------------------------------------------------------------------------------------
 
 
-@given(forests())
-def test_blocks_hold_every_token_once_with_all_that_it_sees(forest):
-    if not forest[2].any():
-        return
-    packed = pack_rows(*forest)
-    blocks = AttentionBlocks.from_positions(packed.positions, packed.ends)
-    node = torch.arange(len(packed))
-    sees = (node <= node[:, None]) & (node[:, None] < packed.ends)
-    at = key = 0
-    found = torch.zeros_like(sees)
-    for (n, b, k), mask in zip(blocks.sizes, blocks.masks, strict=True):
-        queries = blocks.queries[at : (at := at + n * b)].view(n, b)
-        keys = blocks.keys[key : (key := key + n * k)].view(n, k)
-        mask = mask == 0
-        for block, query in mask[:, 0].any(dim=-1).nonzero().tolist():
-            token = queries[block, query]
-            if blocks.outputs[token] == at - n * b + block * b + query:
-                found[token, keys[block, mask[block, 0, query]]] = True
-        assert mask.any(dim=-1).all(), "a softmax over nothing"
-    assert torch.equal(found, sees)
-    assert blocks.outputs.unique().numel() == len(packed)
-
-
 # Adapters ----------------------------------------------------------------------------------------
 
 
@@ -384,20 +306,3 @@ def test_an_adapter_as_it_begins_shares_prefixes():
     adapt_model(model, Lora(rank=2), 0)
     choice = choose_form(PackedPolicy(model), HERE)
     assert type(choice.form) is GroupedForm, str(choice)
-
-
-def test_padding_of_plain_rows_makes_no_mask(qwen, monkeypatch):
-    seen = []
-    ids = torch.randint(3, 50, (3, 20), generator=torch.Generator().manual_seed(1))
-    is_token = torch.arange(20) < torch.tensor([[20], [13], [7]])
-    qwen.use(PlainForm())
-    attention = "transformers.integrations.sdpa_attention.torch.nn.functional"
-    real = torch.nn.functional.scaled_dot_product_attention
-    monkeypatch.setattr(
-        f"{attention}.scaled_dot_product_attention",
-        lambda *args, **named: seen.append(named.get("attn_mask")) or real(*args, **named),
-    )
-    want = is_token & (torch.arange(20) > 2)
-    packed = pack_rows(ids, is_token, want, merge=False)
-    qwen(packed, torch.ones(len(packed.targets)))
-    assert seen and all(mask is None for mask in seen)

@@ -87,19 +87,6 @@ def test_a_node_is_an_ancestor_exactly_when_its_path_begins_the_other(batch):
             assert is_ancestor == (below[: len(above)] == above)
 
 
-@given(batches())
-def test_without_merging_every_row_is_a_trie_and_the_longest_is_first(batch):
-    ids, is_token, want = batch
-    packed = pack_rows(*batch, merge=False)
-    rows = list(dict.fromkeys(packed.rows.tolist()))
-    lengths = is_token.sum(dim=1)[rows].tolist()
-    assert sorted(rows) == want.any(dim=1).nonzero()[:, 0].tolist()
-    assert lengths == sorted(lengths, reverse=True)
-    if rows:
-        assert torch.equal(packed.token_ids, torch.cat([ids[b, is_token[b]] for b in rows]))
-        assert packed.positions.tolist() == [n for length in lengths for n in range(length)]
-
-
 SYSTEM = [9] * 4
 TREES = {
     "one prefix for all": ([[*SYSTEM, 1], [*SYSTEM, 2], [*SYSTEM, 3]], 4 + 3 * (1 + 2 * 2)),
@@ -122,18 +109,6 @@ def test_tokens_are_counted_once_whichever_trees_share_them():
         found[name] = share(batch).computed_tokens, len(pack_rows(*batch))
         expected[name] = count, count
     assert found == expected
-
-
-def test_two_turns_below_one_system_prompt_are_computed_once():
-    """A system prompt of 4; two problems of 3; two answers of 3, a question of 2 and two
-    confidences of 1 below each."""
-    answers = [[*SYSTEM, p, p, p, a, a, a] for p in (1, 2) for a in (3, 4)]
-    rows = answers + [[*row, 8, 8, c] for row in answers for c in (5, 6)]
-    packed = pack_rows(*build_batch(rows, [7] * 4 + [12] * 8))
-    assert len(packed) == 4 + 2 * (3 + 2 * (3 + 2 + 2))
-    assert len(packed.targets) == 4 * 3 + 8
-    assert packed.ends[:4].tolist() == [len(packed)] * 4
-    assert packed.positions.tolist()[:13] == list(range(13))
 
 
 def test_an_agent_whose_history_begins_anew_has_several_roots():

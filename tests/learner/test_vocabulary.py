@@ -8,7 +8,7 @@ import transformers
 from rows import each_row
 
 from rlx.kl import kl_terms
-from rlx.learner import PackedPolicy, Ranks, forward
+from rlx.learner import PackedPolicy, Ranks, forward, terms
 from rlx.learner.forward import choose_form, choose_logits
 from rlx.learner.pack import Branches, pack_rows
 from rlx.learner.terms import compute_token_logprobs
@@ -35,7 +35,7 @@ def compute_whole(hidden, weight, bias, temperatures, states, tokens):
 @each_row("biased", [False, True])
 @each_row("chunk", [1, 7, 50, 64])
 @each_row("scale", [1.0, 60.0], ids=["flat", "peaked"])
-def test_results_and_gradients_are_those_of_whole_logits(biased, chunk, scale):
+def test_results_and_gradients_are_those_of_whole_logits(biased, chunk, scale, monkeypatch):
     generator = torch.Generator().manual_seed(0)
     real = {"generator": generator, "dtype": torch.float32}
     hidden, weight, bias = (torch.randn(*s, **real) for s in [(9, 6), (50, 6), (50,)])
@@ -44,7 +44,8 @@ def test_results_and_gradients_are_those_of_whole_logits(biased, chunk, scale):
     tokens = torch.randint(50, (11,), generator=generator)
     reference = -torch.rand(11, **real) * 5
     found = []
-    for compute in (compute_whole, lambda *a: compute_token_logprobs(*a, chunk=chunk)):
+    monkeypatch.setattr(terms, "CHUNK", chunk)
+    for compute in (compute_whole, compute_token_logprobs):
         leaves = [
             (scale * hidden).requires_grad_(), weight.clone().requires_grad_(),
             bias.clone().requires_grad_() if biased else None,

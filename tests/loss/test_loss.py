@@ -93,14 +93,6 @@ def test_cispo_weighs_a_log_probability_by_its_clipped_ratio(tokens, clip):
         assert logprobs.grad[n].item() == pytest.approx(-weight * advantage, abs=1e-9)
 
 
-@given(tokens)
-def test_unclipped_is_the_ratio_times_the_advantage(tokens):
-    found = compute_unclipped_loss(
-        *torch.tensor(tokens, dtype=torch.float64).unbind(dim=1)
-    ).tolist()
-    assert found == pytest.approx([-math.exp(x) * advantage for x, advantage in tokens])
-
-
 @each_row(
     ("ratio", "advantage", "moves"),
     [

@@ -1,25 +1,21 @@
 """Which tokens learn."""
 
 import bound
+import token_trees
 from rows import each_row
 
 from rlx.batch import build_token_batch
 from rlx.plugin import Problem
-from rlx.rollout import NO_PARENT, RolloutTree, Segment, Span
+from rlx.rollout import NO_PARENT, RolloutTree, Segment
 
 
-def turn(parent, length, *, kind="answer", number=1, reason="stop", hull=None, **spans):
-    return Segment(
-        parent=parent,
-        author="policy",
-        token_ids=tuple(range(1, length + 1)),
-        logprobs=(-1.0,) * length,
-        turn=number,
-        kind=kind,
-        finish_reason=reason,
-        spans={name: Span(outer, outer, "") for name, outer in spans.items()},
-        hull=hull,
-    )
+def turn(parent, length, **more):
+    """A turn of so many tokens, whose spans are tuples of two numbers."""
+    spans = {name: (own, own) for name, own in more.items() if name not in NAMED}
+    return token_trees.turn(parent, *range(1, length + 1), **more | spans)
+
+
+NAMED = ("kind", "number", "reason", "hull")
 
 
 def masks(*turns, parents=None, **options):

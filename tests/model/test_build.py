@@ -1,19 +1,15 @@
 """Tiny models come from their seed alone; pretrained ones from their files."""
 
 import json
-import random
 import shutil
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from checkpoints import FAMILIES, HEARD, STYLES, make_checkpoint, tokenizer
-from pydantic import ValidationError
 from rows import each_row
 from transformers import (
     AutoModelForCausalLM,
-    AutoTokenizer,
     Gemma2Config,
     LlamaConfig,
     MistralConfig,
@@ -22,11 +18,8 @@ from transformers import (
 
 from rlx.errors import SpecError
 from rlx.model import build_policy, find_window
-from rlx.plan import read_spec
-from rlx.sampler import copy_policy
 from rlx.spec import PretrainedModelSpec, TinyModelSpec
 
-RLCR = Path(__file__).parents[2] / "experiments" / "rlcr.yaml"
 SMALL = TinyModelSpec(hidden_size=32, heads=1, kv_heads=1, layers=1, intermediate_size=32)
 
 
@@ -44,38 +37,6 @@ def test_the_seed_decides_the_weights():
     changed = [name for name in first if not torch.equal(first[name], other[name])]
     # Norms start at one and biases at zero whatever the seed.
     assert changed == [n for n in first if not n.endswith(("norm.weight", ".bias"))]
-
-
-def test_building_leaves_the_global_generators_alone():
-    def states():
-        return torch.get_rng_state().tolist(), repr(np.random.get_state()), random.getstate()
-
-    torch.manual_seed(5)
-    before = states()
-    build_policy(SMALL, 0)
-    assert states() == before
-
-
-@each_row(
-    ("shape", "complaint"),
-    [({"head_dim": 24}, "greater than or equal to 32"), ({"heads": 4, "kv_heads": 3}, "divide")],
-)
-def test_heads_that_no_engine_takes_are_refused(shape, complaint):
-    with pytest.raises(ValidationError, match=complaint):
-        TinyModelSpec(**shape)
-
-
-def test_a_text_that_cannot_be_written_is_named():
-    with pytest.raises(SpecError, match=r"no token for '192' in '48\*4=192'"):
-        build_policy(SMALL, 0).dialogue.encode("48*4=192")
-
-
-def test_anyone_can_load_what_is_saved(tmp_path):
-    saved = build_policy(SMALL, 3)
-    saved.save(tmp_path)
-    text = "nums: 3 12\ntarget: 36\n<think>3*12=36\n</think><confidence>0.7</confidence>"
-    theirs = AutoTokenizer.from_pretrained(tmp_path)
-    assert tuple(theirs.encode(text, add_special_tokens=False)) == saved.dialogue.encode(text)
 
 
 def test_a_saved_policy_is_a_pretrained_model(tmp_path):
@@ -142,18 +103,6 @@ def test_a_model_without_any_end_token_is_refused(tmp_path):
         file.write_text(json.dumps({**said, "eos_token_id": None} if name == "config" else said))
     with pytest.raises(SpecError, match="defines an end token"):
         build_policy(PretrainedModelSpec(path=str(tmp_path)), 0)
-
-
-def test_the_samplers_twin_has_the_learners_precision(checkpoint):
-    folder, _ = checkpoint
-    read = read_spec(RLCR, [f"model={{kind: pretrained, path: {folder}}}", "runner.dtype=bfloat16"])
-    policy = build_policy(read.spec.model, 0)
-    copied = copy_policy(policy, getattr(torch, read.spec.runner.dtype))
-    assert {p.dtype for p in copied.model.parameters()} == {torch.bfloat16}
-    assert {p.dtype for p in policy.model.parameters()} == {torch.float32}
-    assert {b.dtype for b in copied.model.buffers()} == {torch.float32}
-    loaded = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
-    assert same(dict(loaded.named_parameters()), weights(copied))
 
 
 @each_row("stored", [torch.float32, torch.bfloat16, torch.float16])

@@ -113,16 +113,6 @@ def test_whatever_is_asked_stands_where_the_template_puts_it(name, first, second
     assert speaker.tokenizer.decode(ids) == expected
 
 
-@each_row("name", STYLES)
-def test_how_a_turn_was_sampled_does_not_matter(name):
-    dialogue = SPEAKERS[name].dialogue
-    usual = dialogue.encode("<answer>17</answer>")
-    odd = tuple(i for letter in "<answer>17</answer>" for i in dialogue.encode(letter))
-    assert odd != usual
-    for end in ((), *((i,) for i in dialogue.end_ids)):
-        assert dialogue.reply("sure?", odd + end) == dialogue.reply("sure?", usual + end)
-
-
 # Ends of turns -----------------------------------------------------------------------------------
 
 

@@ -69,10 +69,6 @@ def tiny(policy):
 # The tokenizers that rlx ships -----------------------------------------------------------------
 
 
-def test_every_shipped_tokenizer_is_tried():
-    assert SHIPPED == sorted(EPISODES) == sorted(STRANGE)
-
-
 @each_row(("name", "text"), WORDS)
 def test_what_the_task_says_survives_the_tokenizer(policies, name, text):
     dialogue = policies[name].dialogue
@@ -142,33 +138,11 @@ def bytewise():
     return train_bytewise(["r>7", "7</", "7 </"] * 50 + ["answer"] * 20)
 
 
-def pieces(dialogue, ids):
-    return [dialogue.read((i,))[0] for i in ids]
-
-
 def test_a_character_counts_from_the_token_that_completes_it(bytewise):
     ids = bytewise.encode("a€b")
     assert len(ids) == 5
     assert bytewise.read(ids) == ("a€b", (1, 1, 1, 2, 3))
     assert bytewise.read((*ids, *bytewise.end_ids)) == ("a€b", (1, 1, 1, 2, 3, 3))
-
-
-def test_a_turn_cut_inside_a_character_keeps_what_was_whole(bytewise):
-    ids = bytewise.encode("a😀")[:-1]
-    text, ends = bytewise.read(ids)
-    assert text.startswith("a")
-    assert ends == (1, 1, 1, 1)
-
-
-def test_a_token_across_a_border_belongs_to_the_span(bytewise):
-    ids = bytewise.encode("x<answer>7</answer>y")
-    text, ends = bytewise.read(ids)
-    said = pieces(bytewise, ids)
-    (span,) = find_spans(text, ends, ["answer"]).values()
-    assert span.text == "7"
-    inner = said[slice(*span.inner)]
-    assert any(">7" in piece or "7<" in piece for piece in inner)
-    assert "".join(said[slice(*span.outer)]) == "<answer>7</answer>"
 
 
 @each_row("content", ["é", "€7", "7€", "😀😀", "7 ", "", "a\N{REPLACEMENT CHARACTER}b"])
@@ -225,13 +199,3 @@ def test_every_prefix_has_the_length_it_decodes_to(spaced, bytewise, text):
     for dialogue in (spaced, bytewise):
         ids = dialogue.encode(text)
         assert dialogue.read(ids)[1] == prefixes(dialogue, ids)
-
-
-def test_a_vocabulary_is_decoded_as_it_is_met(bytewise, monkeypatch):
-    fresh = PlainDialogue(bytewise.tokenizer, bytewise.end_ids)
-    decoded = []
-    monkeypatch.setattr(
-        fresh, "decode_tokens", lambda ids: decoded.append(list(ids)) or "x" * len(ids)
-    )
-    assert fresh.read((5, 6, 5))[1] == (1, 2, 3)
-    assert decoded == [[5, 6, 5], [5], [6]]

@@ -9,7 +9,6 @@ from rlx.model import build_policy
 from rlx.model.dialogue import DemonstrationPlayer
 from rlx.plugin import Demonstration, Environment, Problem, Step
 from rlx.rollout import Completion, LocalHost, build_rollout_plan, sample_rollout_trees
-from rlx.seeding import derive_seed
 from rlx.spec import ExperimentSpec, TinyModelSpec
 
 SPEC = {
@@ -121,32 +120,6 @@ def test_a_lesson_is_what_a_rollout_of_its_words_is(index, rollout, dialogue):
     for ids in turns:
         text, _ = dialogue.read(ids)
         assert (ids[-1] in dialogue.end_ids) == (not any(stop in text for stop in stops))
-
-
-def test_a_forced_turn_is_asked_for_and_is_the_last(dialogue):
-    long = DemonstrationPlayer(spec(), Script(), Down()).episode(dialogue, 4)
-    assert len(own_turns(long)) == 4
-    assert "!" in dialogue.read(long.token_ids)[0]
-    assert len(own_turns(DemonstrationPlayer(spec(), Script(), Down()).episode(dialogue, 0))) == 1
-
-
-def test_a_lesson_has_its_own_seed():
-    seen = []
-
-    class Listening(Script):
-        def act(self, problem, turns, observations, seed):
-            seen.append(seed)
-            return super().act(problem, turns, observations, seed)
-
-    tiny = TinyModelSpec(hidden_size=32, heads=1, kv_heads=1, layers=1, intermediate_size=32)
-    DemonstrationPlayer(spec(), Listening(), Down()).episode(build_policy(tiny, 0).dialogue, 3)
-    assert set(seen) == {derive_seed(0, "demonstration", 3)}
-    assert len(seen) == 4
-
-
-def test_without_a_script_there_is_no_lesson(dialogue):
-    with pytest.raises(ValueError, match="a task with lessons"):
-        DemonstrationPlayer(spec(), object(), Down()).episode(dialogue, 0)
 
 
 class Telling:

@@ -1,20 +1,17 @@
 """Model files: what is missing, where it could come from, and what to do about it."""
 
 import json
-import os
-import subprocess
-import sys
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
+from fnmatch import fnmatch
+from types import SimpleNamespace
 
 import pytest
 from checkpoints import make_checkpoint
+from huggingface_hub import errors as hub_errors
 from rows import each_row
 
 from rlx.errors import EnvironmentFault, SpecError
 from rlx.model import build_policy
-from rlx.model.files import check_model_files, compute_model_fingerprint
+from rlx.model.files import check_model_files, compute_model_fingerprint, model_folder
 from rlx.spec import PretrainedModelSpec
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -102,12 +99,6 @@ def test_damaged_weights_are_found_without_reading_them(folder, size):
         check_model_files(PretrainedModelSpec(path=str(folder)))
 
 
-def test_a_damaged_configuration(folder):
-    cut(folder / "config.json", 20)
-    with pytest.raises(EnvironmentFault, match=r"config\.json' is not JSON"):
-        check_model_files(PretrainedModelSpec(path=str(folder)))
-
-
 @pytest.mark.parametrize(
     ("changes", "complaint"),
     [
@@ -174,150 +165,85 @@ def test_weights_that_are_not_there_are_never_made_up(folder):
 
 # The hub -----------------------------------------------------------------------------------------
 
-ASK = """
-import json, sys
-from rlx.errors import RlxError
-from rlx.model.files import check_model_files, model_folder
-from rlx.spec import PretrainedModelSpec
-said = {}
-for name in sys.argv[2:]:
-    path, _, revision = name.partition("@")
-    try:
-        done = globals()[sys.argv[1]](PretrainedModelSpec(path=path, revision=revision or None))
-        said[name] = [0, str(done)]
-    except RlxError as error:
-        said[name] = [error.exit_code, str(error)]
-heavy = [name for name in ("torch", "transformers") if name in sys.modules]
-print(json.dumps({"said": said, "heavy": heavy}))
-"""
-
-
-class Hub(BaseHTTPRequestHandler):
-    """As much of a hub as a model needs: what it holds, and its files."""
-
-    files: Path
-    asked: list[str]
-
-    def do_GET(self):
-        self.asked.append(self.path)
-        _, *parts = self.path.split("?")[0].split("/")
-        if parts[:2] == ["api", "models"]:
-            self._tell(parts[3], parts[4:])
-        elif parts[2:3] == ["resolve"] and (self.files / parts[4]).is_file():
-            self._answer(200, (self.files / parts[4]).read_bytes(), ETag=f'"{parts[4]}"')
-        else:
-            self._answer(404, b"", X_Error_Code="EntryNotFound")
-
-    do_HEAD = do_GET
-
-    def _tell(self, name, rest):
-        refusals = {
-            "secret": (401, "RepoNotFound"),
-            "gated": (403, "GatedRepo"),
-            "nobody": (404, "RepoNotFound"),
-            "ill": (500, "Ill"),
-        }
-        if name in refusals:
-            code, reason = refusals[name]
-            return self._answer(code, b"{}", X_Error_Code=reason)
-        if "lost" in rest:
-            return self._answer(404, b"{}", X_Error_Code="RevisionNotFound")
-        names = ["README.md"] if name == "empty" else [f.name for f in self.files.iterdir()]
-        if "tree" in rest:
-            sizes = {n: (self.files / n).stat().st_size for n in names}
-            told = [{"type": "file", "path": n, "size": s, "oid": n} for n, s in sizes.items()]
-        else:
-            siblings = [{"rfilename": n} for n in [*names, "pytorch_model.bin"]]
-            siblings = siblings[: len(names)] if name == "empty" else siblings
-            told = {"id": f"org/{name}", "sha": COMMIT, "siblings": siblings}
-        return self._answer(200, json.dumps(told).encode())
-
-    def _answer(self, code, body, **headers):
-        self.send_response(code)
-        for key, value in {"X_Repo_Commit": COMMIT, **headers}.items():
-            self.send_header(key.replace("_", "-"), value)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        if self.command == "GET":
-            self.wfile.write(body)
-
-    def log_message(self, *_):
-        pass
-
 
 @pytest.fixture
-def hub(saved):
-    kind = type("Hub", (Hub,), {"files": saved, "asked": []})
-    with ThreadingHTTPServer(("127.0.0.1", 0), kind) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}", kind.asked
-        server.shutdown()
+def hub(saved, tmp_path, monkeypatch):
+    """A hub that holds org/model; returns the names of the calls that it got."""
+    called = []
+
+    def list_files(_, path, **__):
+        called.append("list")
+        names = [*(file.name for file in saved.iterdir()), "pytorch_model.bin"]
+        names = ["README.md"] if path == "org/empty" else names
+        return SimpleNamespace(siblings=[SimpleNamespace(rfilename=name) for name in names])
+
+    def fetch(path, *, revision, allow_patterns):
+        called.append("fetch")
+        folder = tmp_path / f"models--{path.replace('/', '--')}"
+        snapshot = folder / "snapshots" / COMMIT
+        snapshot.mkdir(parents=True)
+        for file in saved.iterdir():
+            if any(fnmatch(file.name, pattern) for pattern in allow_patterns):
+                (snapshot / file.name).hardlink_to(file)
+        (folder / "refs").mkdir()
+        (folder / "refs" / "main").write_text(COMMIT)
+        return str(snapshot)
+
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    monkeypatch.setattr("huggingface_hub.HfApi.model_info", list_files)
+    monkeypatch.setattr("huggingface_hub.snapshot_download", fetch)
+    return called
 
 
-def ask(function, names, cache, **environment):
-    """Asks in a process of its own: the hub's client reads the environment when it starts."""
-    cleared = {k: v for k, v in os.environ.items() if not k.startswith(("HF_", "TRANSFORMERS_"))}
-    done = subprocess.run(
-        [sys.executable, "-c", ASK, function, *names],
-        env={**cleared, "HF_HOME": str(cache), **environment},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    answer = json.loads(done.stdout.splitlines()[-1])
-    assert answer["heavy"] == []
-    return answer["said"]
+@each_row(
+    ("error", "status", "hint"),
+    [
+        ("RepositoryNotFoundError", 401, "not visible on the hub; check the spelling"),
+        ("RepositoryNotFoundError", 404, "not visible on the hub; check the spelling"),
+        ("GatedRepoError", 403, "accept its terms"),
+        ("RevisionNotFoundError", 404, "the hub has no 'org/model' at revision 'v1'"),
+        ("HfHubHTTPError", 500, "try again later"),
+        ("OfflineModeIsEnabled", None, "be reached (why); give a local folder, or fetch it where"),
+    ],
+)
+def test_the_hubs_refusals_are_told_apart(hub, monkeypatch, error, status, hint):
+    def refuse(*_, **__):
+        answer = SimpleNamespace(headers={}, request=None, status_code=status)
+        options = {} if status is None else {"response": answer}
+        raise getattr(hub_errors, error)("why\nand more", **options)
+
+    monkeypatch.setattr("huggingface_hub.HfApi.model_info", refuse)
+    with pytest.raises(EnvironmentFault) as refused:
+        check_model_files(PretrainedModelSpec(path="org/model", revision="v1"))
+    message = str(refused.value)
+    assert message.startswith("model.path: ") and hint in message and "\n" not in message
 
 
-def test_the_hubs_refusals_are_told_apart(hub, tmp_path):
-    url, _ = hub
-    expected = {
-        "org/secret": "'org/secret' is not visible on the hub; check the spelling",
-        "org/nobody": "'org/nobody' is not visible on the hub; check the spelling",
-        "org/gated": "accept its terms",
-        "org/model@lost": "the hub has no 'org/model' at revision 'lost'",
-        "org/ill": "try again later",
-        "org/empty": "has no config.json and no weights",
+def test_a_name_that_holds_no_model_is_refused(hub):
+    with pytest.raises(EnvironmentFault, match=r"has no config\.json and no weights"):
+        check_model_files(PretrainedModelSpec(path="org/empty"))
+
+
+def test_a_model_is_fetched_once_and_then_found(hub, monkeypatch):
+    spec = PretrainedModelSpec(path="org/model")
+    check_model_files(spec)
+    assert hub == ["list"], "a check fetches nothing"
+    folder = model_folder(spec)
+    assert {"model.safetensors", "config.json", "tokenizer.json"} <= {
+        f.name for f in folder.iterdir()
     }
-    said = ask("check_model_files", [*expected, "org/model"], tmp_path, HF_ENDPOINT=url)
-    assert said.pop("org/model") == [0, "None"]
-    for name, (code, message) in said.items():
-        assert code == 4
-        assert expected[name] in message
-        assert message.startswith("model.path: ")
-        assert "\n" not in message
-
-
-def test_without_a_network(tmp_path):
-    closed = "http://127.0.0.1:9"
-    said = ask("check_model_files", ["org/model"], tmp_path, HF_ENDPOINT=closed)
-    code, message = said["org/model"]
-    assert code == 4
-    assert "the hub cannot be reached" in message
-    assert "`hf download org/model`" in message
-
-
-def test_offline_by_choice(tmp_path):
-    said = ask("check_model_files", ["org/model@v1"], tmp_path, HF_HUB_OFFLINE="1")
-    code, message = said["org/model@v1"]
-    assert code == 4
-    for hint in ("HF_HUB_OFFLINE is set", "`hf download org/model --revision v1`", "local folder"):
-        assert hint in message
-
-
-def test_a_model_is_fetched_once_and_then_found(hub, tmp_path):
-    url, asked = hub
-    ((code, folder),) = ask("model_folder", ["org/model"], tmp_path, HF_ENDPOINT=url).values()
-    assert code == 0, folder
-    assert (Path(folder) / "model.safetensors").is_file()
-    assert not (Path(folder) / "pytorch_model.bin").exists()
-    asked.clear()
-    for environment in ({"HF_ENDPOINT": url}, {"HF_HUB_OFFLINE": "1"}):
-        for function in ("model_folder", "check_model_files"):
-            ((code, _),) = ask(function, ["org/model"], tmp_path, **environment).values()
-            assert code == 0
-    assert [path for path in asked if "org/model" in path] == []
-
-    (Path(folder) / "tokenizer.json").unlink()
-    said = ask("check_model_files", ["org/model"], tmp_path, HF_HUB_OFFLINE="1")
-    assert "lacks tokenizer (tokenizer.json) of 'org/model'" in said["org/model"][1]
+    hub.clear()
+    assert model_folder(spec) == folder
+    check_model_files(spec)
+    assert hub == []
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    assert model_folder(spec) == folder
+    (folder / "tokenizer.json").unlink()
+    for path, lacks in (("org/model", "tokenizer (tokenizer.json)"), ("org/other", "every file")):
+        with pytest.raises(EnvironmentFault) as refused:
+            check_model_files(PretrainedModelSpec(path=path))
+        assert f"the hub's cache lacks {lacks} of '{path}', and HF_HUB_OFFLINE is set" in str(
+            refused.value
+        )
+        assert f"`hf download {path}`" in str(refused.value)

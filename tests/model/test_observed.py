@@ -6,7 +6,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rows import each_row
 
-from rlx.errors import SpecError
 from rlx.model import ChatDialogue, PlainDialogue
 from rlx.model.tokenizer import load_vocabulary, tiny_tokenizer
 from rlx.plugin import Problem
@@ -35,17 +34,6 @@ def test_plain_text_follows_the_turn():
     )
 
 
-@each_row("name", CHATS)
-def test_a_message_is_the_template_s_and_inline_is_the_text_alone(name):
-    dialogue = CHATS[name]
-    turn = (*dialogue.encode("<kg-query>x</kg-query>"), dialogue.end_ids[0])
-    text = "<information> Paris </information>"
-    assert dialogue.encode_observation(text, turn, inline=True).token_ids == dialogue.encode(text)
-    shown = dialogue.encode_observation(text, turn, inline=False)
-    assert shown.token_ids == dialogue.reply(text, turn)
-    assert shown.text == text
-
-
 @pytest.mark.parametrize("inline", [True, False])
 @pytest.mark.parametrize("name", CHATS)
 @given(data=st.data())
@@ -62,13 +50,6 @@ def test_no_text_of_an_environment_becomes_a_control_token(name, inline, data):
         i for i in usual.token_ids if i in special
     ]
     assert not any(control in shown.text for control in CONTROL[name])
-
-
-def test_text_without_control_tokens_is_shown_as_it_is():
-    for dialogue in CHATS.values():
-        text = "<information> A < B, <b>c</b> | d </information>"
-        turn = (*dialogue.encode("17"), dialogue.end_ids[0])
-        assert dialogue.encode_observation(text, turn, inline=True).text == text
 
 
 # Prompts ------------------------------------------------------------------------------------------
@@ -111,12 +92,3 @@ def test_the_experiment_s_own_template_and_system_message_keep_theirs(name):
         CHATS[name], control + "{prompt}", Problem(id="a", prompt="a", fields={}), control
     )
     assert shown.token_ids == CHATS[name].open(f"{control}a", control)
-
-
-def test_a_closed_vocabulary_names_what_it_cannot_write():
-    """Names that are none of its control tokens are text like any other."""
-    for prompt in ("1+2 <|end|>", "1+2 <eos>"):
-        with pytest.raises(SpecError, match="has no token for"):
-            encode_opening(PLAIN, "{prompt}", Problem(id="a", prompt=prompt, fields={}))
-    allowed = Problem(id="a", prompt="1+2<eos>", fields={}, allow_control_tokens=True)
-    assert encode_opening(PLAIN, "{prompt}", allowed).token_ids[-1] == TINY.eos_token_id

@@ -80,10 +80,6 @@ def test_plain_text_begins_as_the_tokenizer_s_own_call_begins_it(tokenizer, plai
         assert list(plain.open(text)) == tokenizer(text)["input_ids"]
 
 
-def test_turns_end_as_the_model_ends_them(tokenizer, chat, plain):
-    assert chat.end_ids == plain.end_ids == (tokenizer.convert_tokens_to_ids("<|im_end|>"),)
-
-
 @each_row(
     "text, name, outer, inner",
     [

@@ -51,11 +51,6 @@ def test_what_one_token_is():
     assert len(BYTES) == 260 < len(TRAINED) <= 1024
 
 
-def test_the_same_texts_give_the_same_tokenizer():
-    assert Vocabulary.train(TEXTS).digest == TRAINED.digest
-    assert Vocabulary.train(["something else", *TEXTS[:2]]).digest != TRAINED.digest
-
-
 @each_row("name", ["bytes", "train", "arithmetic", "world"])
 def test_transformers_and_a_folder_give_the_same_tokens(name, tmp_path):
     own = {"bytes": BYTES, "train": TRAINED}.get(name) or Vocabulary.load_shipped(name)
@@ -146,12 +141,6 @@ def test_the_default_follows_the_task(english):
     assert " plus" in pieces(first, "What is 7 plus 7?")
 
 
-def test_a_default_is_the_experiment_that_it_was(english):
-    named = english(model={"kind": "tiny", "max_position": 300, "tokenizer": "arithmetic"})
-    assert english().digest == named.digest
-    assert english(model={"kind": "tiny", "tokenizer": "bytes"}).digest != named.digest
-
-
 def test_what_cannot_be_written_or_does_not_fit_is_found(english):
     closed = english(model={"kind": "tiny", "tokenizer": "arithmetic"})
     (fault,) = faults(closed)
@@ -175,18 +164,3 @@ def test_a_long_run_on_generated_problems_is_checked_by_the_first_of_them(englis
     dialogue = build_vocabulary_dialogue(choose_vocabulary(spec, resolve_plugins(spec)))
     (fault,) = find_text_faults(sources(spec), dialogue, 4, None)
     assert "50 of the first 50 problems do not fit" in fault.message
-
-
-def test_a_limit_that_drops_everything_is_found_where_problems_repeat(english):
-    few = {"plugin": "countdown", "numbers": [2], "number_range": [1, 3], "target_range": [1, 9]}
-    spec = english(
-        task=few,
-        rewards={"turn": {"accuracy": {"plugin": "countdown.verify", "turn": "answer"}}},
-        rollout={
-            "schedule": "single",
-            "answer": {"max_new_tokens": 20},
-            "max_prompt_tokens": {"limit": 2},
-        },
-    )
-    (drawn,) = {f.message.partition(" problems")[0] for f in faults(spec)}
-    assert drawn == "64 of the first 64"

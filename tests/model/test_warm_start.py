@@ -11,7 +11,6 @@ import torch
 from rows import each_row
 
 from rlx.model import (
-    Vocabulary,
     build_demonstration_batches,
     build_policy,
     read_warm_start_losses,
@@ -27,7 +26,6 @@ from rlx.model.warm_start import (
 from rlx.phase_setup import build_setup
 from rlx.plan import read_spec
 from rlx.sealed_folder import MANIFEST, check_sealed_folder, write_manifest
-from rlx.spec import ExperimentSpec
 
 RLCR = Path(__file__).parents[2] / "experiments" / "rlcr.yaml"
 SMALL = (
@@ -42,26 +40,21 @@ SMALL = (
 
 
 class Watched:
-    """Remembers the steps that were trained; breaks off at one of them."""
+    """Remembers the steps that were trained."""
 
-    def __init__(self, break_at=None):
+    def __init__(self):
         self.steps = []
-        self.losses = []
-        self.break_at = break_at
 
     def __call__(self, step, steps, loss):
         assert steps == 3
         self.steps.append(step)
-        self.losses.append(loss)
-        if step == self.break_at:
-            raise KeyboardInterrupt
 
 
-def warm(cache, *overrides, break_at=None, tell=lambda _: None, tokenizer=None):
+def warm(cache, *overrides, tell=lambda _: None):
     spec = read_spec(RLCR, [*SMALL, *overrides]).spec
-    policy = build_policy(spec.model, spec.seed, tokenizer)
+    policy = build_policy(spec.model, spec.seed)
     fresh = {name: p.detach().clone() for name, p in policy.model.named_parameters()}
-    watched = Watched(break_at)
+    watched = Watched()
     folder = warm_start_policy(policy, spec, build_setup(spec).task, cache, watched, tell=tell)
     trained = {name: p.detach().clone() for name, p in policy.model.named_parameters()}
     assert all(p.grad is None for p in policy.model.parameters()), "training begins with none"
@@ -70,14 +63,6 @@ def warm(cache, *overrides, break_at=None, tell=lambda _: None, tokenizer=None):
 
 def same(one, other):
     return all(torch.equal(one[name], other[name]) for name in one)
-
-
-def test_nothing_happens_unless_asked(tmp_path):
-    spec = read_spec(RLCR, [*SMALL[:-2], "model.warm_start=null"]).spec
-    assert isinstance(spec, ExperimentSpec)
-    policy = build_policy(spec.model, spec.seed)
-    assert warm_start_policy(policy, spec, build_setup(spec).task, tmp_path, Watched()) is None
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_it_is_trained_once_and_then_loaded(tmp_path):
@@ -152,13 +137,6 @@ def test_the_demo_begins_with_a_shipped_result():
     assert losses == pytest.approx(expected[:2], rel=1e-5) and len(expected) == 800
 
 
-def test_training_is_the_same_wherever_it_happens(tmp_path):
-    state = torch.get_rng_state()
-    (*_, one), (*_, other) = (warm(tmp_path / name) for name in "ab")
-    assert same(one, other)
-    assert torch.equal(state, torch.get_rng_state())
-
-
 @each_row(
     "change",
     [
@@ -174,34 +152,6 @@ def test_whatever_decides_the_result_trains_anew(tmp_path, change):
     folder, *_ = warm(tmp_path)
     other, watched, *_ = warm(tmp_path, change)
     assert other != folder
-    assert watched.steps == [1, 2, 3]
-
-
-def test_another_trained_tokenizer_trains_anew(tmp_path):
-    """Both have the name `train`."""
-    texts = ["nums: 3 17 target: 20", "<think>3+17=20</think><answer>3+17</answer>"]
-    folders = set()
-    for name, some in (("one", texts[:1]), ("two", texts * 9)):
-        Vocabulary.train(some).save(tmp_path / name)
-        chosen = {"tokenizer": tmp_path / name}
-        folder, watched, *_ = warm(tmp_path / "cache", "model.tokenizer=train", **chosen)
-        assert watched.steps == [1, 2, 3]
-        folders.add(folder)
-    assert len(folders) == 2
-
-
-@each_row("same_result", ["optimizer.learning_rate=1e-3", "runner.zero_stage=0"])
-def test_what_does_not_decide_it_trains_nothing(tmp_path, same_result):
-    folder, *_ = warm(tmp_path)
-    other, watched, *_ = warm(tmp_path, same_result)
-    assert (other, watched.steps) == (folder, [])
-
-
-def test_breaking_off_leaves_no_half_result(tmp_path):
-    with pytest.raises(KeyboardInterrupt):
-        warm(tmp_path, break_at=2)
-    assert list(tmp_path.iterdir()) == []
-    _, watched, *_ = warm(tmp_path)
     assert watched.steps == [1, 2, 3]
 
 

@@ -96,7 +96,7 @@ class Game(Environment):
     """Says 7 until it was given an answer often enough."""
 
     kinds = ("said", "silent")
-    how: Literal["well", "raises", "hangs", "nonsense"] = "well"
+    how: Literal["well", "raises", "hangs"] = "well"
     on: int = 2
     answers: int = 2
     words: int = 1
@@ -108,8 +108,6 @@ class Game(Environment):
 
     def step(self, state, action):
         if action.number == self.on and self.how != "well":
-            if self.how == "nonsense":
-                return "a step"
             time.sleep(60 if self.how == "hangs" else 0)  # scenario
             raise ValueError("out of dice")
         said = "answer" in action.spans
@@ -133,11 +131,8 @@ class Scripted(Silent):
     """The same with a script, which says how often it was answered and what was shown last."""
 
     fails_in: int = 0
-    lessons: bool = True
 
     def lesson(self, index, seed):
-        if not self.lessons:
-            raise NotImplementedError
         return self.problem("train", index, seed)
 
     def act(self, problem, turns, observations, seed):

@@ -58,32 +58,6 @@ def test_a_circle_is_told_exactly_where_no_order_of_scoring_exists(reads):
     assert not left
 
 
-@each_row(
-    ("prompts", "settings", "wrong"),
-    [
-        (4, {}, False),
-        (3, {}, True),
-        (3, {"rollout.prompts_per_step": 4}, False),
-        (4, {"rollout.prompts_per_step": 3}, True),
-    ],
-)
-def test_every_rank_has_a_prompt_in_every_phase(prompts, settings, wrong):
-    found = problems(
-        runner={"ranks": 4},
-        rollout={"schedule": "single", "prompts_per_step": prompts},
-        phases=[{"name": "all", "steps": 3, "set": settings}],
-    )
-    assert bool(found) == wrong
-
-
-def test_a_tiny_model_leaves_room_for_a_prompt():
-    rollout = {"schedule": "single", "answer": {"max_new_tokens": 64}}
-    assert problems(rollout=rollout, model={"kind": "tiny", "max_position": 65}) == ()
-    (problem,) = problems(rollout=rollout, model={"kind": "tiny", "max_position": 64})
-    assert "64 tokens (answer 64)" in problem.message
-    assert problems(rollout=rollout, model={"kind": "pretrained", "path": "p"}) == ()
-
-
 def refused(*overrides):
     with pytest.raises(InvalidSpec) as caught:
         read_spec(RLCR, overrides)
@@ -96,23 +70,6 @@ def test_where_the_key_is_not_in_the_file_the_one_it_does_not_fit_is_shown():
     told = refused("rollout.confidence.max_new_tokens=2040")
     position = told["model", "max_position"].position
     assert position.text == "rollout.confidence.max_new_tokens=2040"
-
-
-def test_the_same_contradiction_is_not_told_again_for_each_phase():
-    told = refused("evaluation.correct=nobody", "phases.1.set.optimizer.betas=[0.9, 2]")
-    assert set(told) == {("evaluation", "correct"), ("phases", 1, "set", "optimizer.betas")}
-
-
-def test_whatever_one_mistake_touches_is_kept_back():
-    """Which rank has a prompt is not known while nobody knows how many prompts there are."""
-    told = refused("rollout.prompts_per_step=many", "runner.ranks=40", "rewards.turn.format.of=x")
-    assert {path[:2] for path in told} == {("rollout", "prompts_per_step"), ("rewards", "turn")}
-
-
-def test_a_misspelt_key_is_taken_for_the_one_that_was_meant():
-    told = refused("runner.rank=40")
-    assert ("runner", "rank") in told
-    assert any("runner.ranks is 40" in d.message for d in told.values())
 
 
 @each_row(

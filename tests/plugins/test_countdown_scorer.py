@@ -191,6 +191,12 @@ def test_last_block_is_found_on_any_line():
 # Which numbers -----------------------------------------------------------------------------------
 
 
+def test_no_number_may_be_left_out_or_used_twice():
+    assert validate_equation("3+4", [4, 3])
+    assert not validate_equation("3+4", [3, 4, 5])
+    assert not validate_equation("3+3", [3, 4])
+
+
 def test_a_number_beyond_pythons_limit_is_none_of_a_problem():
     longest, beyond = (10**n // 9 for n in (4300, 4301))  # all digits 1
     assert validate_equation("1" * 4300 + "+2", [longest, 2])

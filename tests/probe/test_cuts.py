@@ -10,7 +10,6 @@ from rows import each_row
 from rlx.model.dialogue import ChatDialogue, PlainDialogue
 from rlx.plugin import Demonstration, Problem
 from rlx.probe.questions import (
-    Reasoning,
     build_probe_questions,
     close_forced_answer,
     cut_points,
@@ -19,7 +18,7 @@ from rlx.probe.questions import (
 )
 from rlx.rollout import NO_PARENT, Segment
 from rlx.spec import ProbeSpec
-from rlx.spec.training import FractionCuts, SentenceCuts, TokenCuts
+from rlx.spec.training import FractionCuts, SentenceCuts
 
 CHATML = tokenizer(STYLES["chatml"])
 PLAIN = PlainDialogue(CHATML, (CHATML.eos_token_id,))
@@ -124,23 +123,12 @@ def test_what_stands_between_the_tags(pieces, text, start, count, closing):
         ["<think>", "a", "</think>", "<answer>", "3", "</answer>", "<think>", "b", "</think>"],
         ["So: ", "<think>", "a", "</think>"],
         ["<think>", "use ", "<think>", " tags", "</think>"],
+        ["<think>", "a", "b"],
+        ["<answer>", "1", "</answer>"],
     ],
 )
-def test_a_response_that_reasons_twice_or_speaks_first_has_none(pieces):
+def test_a_response_that_reasons_twice_speaks_first_or_never_ends_has_none(pieces):
     assert in_pieces(*pieces)[2] is None
-
-
-@each_row("pieces", [["<think>", "a", "b"], ["a"], ["<answer>", "1", "</answer>"]])
-def test_a_response_that_never_ends_its_reasoning_has_none(pieces):
-    assert in_pieces(*pieces)[2] is None
-
-
-@each_row("speech", [PLAIN, CHAT])
-@each_row("text", ["<think>17+3=20\n20*4=80\n</think><answer>(17+3)*4</answer>"])
-def test_a_turns_end_token_is_no_part_of_it(speech, text):
-    turn = said(speech, (*speech.encode(text), speech.end_ids[0]))
-    assert turn.text == text
-    assert reasoning(speech, turn).text == "17+3=20\n20*4=80\n"
 
 
 # Points -----------------------------------------------------------------------------------------
@@ -150,7 +138,6 @@ texts = st.lists(st.sampled_from(words), max_size=12).map("".join)
 cuts = st.one_of(
     st.lists(st.floats(0, 1), max_size=6).map(lambda at: FractionCuts(at=tuple(at))),
     st.integers(1, 9).map(lambda most: SentenceCuts(most=most)),
-    st.integers(1, 20).map(lambda every: TokenCuts(every=every)),
 )
 
 
@@ -187,12 +174,10 @@ def test_none_and_all_of_it_are_always_among_the_points_and_no_point_twice(given
     assert points[-1].share == (1.0 if count else 0.0)
     if isinstance(cut, SentenceCuts):
         assert len(points) <= cut.most + 2
-    if isinstance(cut, TokenCuts) and isinstance(speech, Pieces):
-        assert [p.tokens for p in points] == sorted({0, count, *range(0, count, cut.every)})
 
 
 @given(spoken(), cuts)
-@example((PLAIN, said(PLAIN, PLAIN.encode("<think>漢é</think>"))), TokenCuts(every=1))
+@example((PLAIN, said(PLAIN, PLAIN.encode("<think>漢é</think>"))), FractionCuts(at=(0.2, 0.4)))
 def test_a_cut_keeps_sampled_tokens_as_they_are_then_forces_an_answer(given_, cut):
     speech, turn = given_
     found = reasoning(speech, turn)
@@ -233,31 +218,7 @@ def test_sentences_and_lines_end_between_tokens(pieces, kept):
     assert [p.tokens for p in cut_points(found, SentenceCuts())] == [0, *inside, len(pieces)]
 
 
-def test_few_cuts_are_spread_over_many_sentences():
-    _, _, found = in_pieces("<think>", *(["x\n"] * 100), "</think>")
-    points = [p.tokens for p in cut_points(found, SentenceCuts(most=4))]
-    assert points == [0, 13, 38, 62, 87, 100]
-
-
-@each_row(
-    ("text", "count"),
-    [("." * 100_000, 2), ("\n" * 100_000, 2), (".\n" * 50_000, 10), (" " * 100_000, 2)],
-)
-def test_degenerate_text_has_few_points(text, count):
-    whole = Reasoning(0, tuple(range(len(text))), text, tuple(range(1, len(text) + 1)))
-    assert len(cut_points(whole, SentenceCuts())) == count
-
-
 # What is asked ----------------------------------------------------------------------------------
-
-
-def test_early_answering_closes_the_reasoning_and_opens_the_answer():
-    speech, turn, _ = in_pieces("<think>", "5*3=15\n", "15+2=17\n", "</think>", "<answer>", "17")
-    assert prefixes(speech, turn, cut=SentenceCuts()) == [
-        "<think></think><answer>",
-        "<think>5*3=15\n</think><answer>",
-        "<think>5*3=15\n15+2=17\n</think><answer>",
-    ]
 
 
 @each_row(
@@ -299,7 +260,7 @@ def test_filler_has_as_many_tokens_as_it_replaces(given_, cut):
 def test_a_mistake_spoils_the_last_sentence_and_lets_the_model_reason_on():
     pieces = ["<think>", "5*3=", "15", "\n", "15+", "2=17", "\n", "</think>", "<answer>"]
     speech, turn, _ = in_pieces(*pieces)
-    made = asked(speech, turn, schemes=["mistake"], cut=TokenCuts(every=2))
+    made = asked(speech, turn, schemes=["mistake"], cut=FractionCuts(at=(1 / 3, 2 / 3)))
     assert [(q.point.tokens, q.forced) for q in made] == [(2, False), (4, False), (6, False)]
     first, second, third = (speech.read(q.turn_ids)[0] for q in made)
     assert first.startswith("<think>5*3=1") and first not in ("<think>5*3=1", "<think>5*3=15")
@@ -307,12 +268,6 @@ def test_a_mistake_spoils_the_last_sentence_and_lets_the_model_reason_on():
     assert third.startswith("<think>5*3=15\n15+2=1") and third[-2] != "7" and third[-1] == "\n"
     # What stands before the sentence is kept, token by token.
     assert made[2].turn_ids[:4] == turn.token_ids[:4]
-
-
-def test_a_mistake_is_within_the_sentence_in_prose_too():
-    speech, turn, _ = in_pieces("<think>", "I have 3.", " Two more", " make 5.", "</think>")
-    *_, last = prefixes(speech, turn, schemes=["mistake"], cut=FractionCuts(at=()))
-    assert last.startswith("<think>I have 3. Two more make ") and not last.endswith("5.")
 
 
 def test_no_mistake_without_reasoning_or_without_anything_to_spoil():
@@ -345,10 +300,3 @@ def test_a_forced_answer_ends_at_its_tag_or_its_line(continuation, text, wrapped
     response, added = close_forced_answer(question, given_ + continuation, len(given_), ProbeSpec())
     assert response == "<think>so</think>" + text
     assert added is wrapped
-
-
-def test_a_response_that_reasons_on_is_judged_as_it_is():
-    speech, turn, _ = in_pieces("<think>", "1", "</think>")
-    (question,) = asked(speech, turn, schemes=["mistake"], cut=FractionCuts(at=()))
-    whole = "<think>2\nwell</think>\n<answer>1"
-    assert close_forced_answer(question, whole, 8, ProbeSpec()) == (whole, False)

@@ -1,7 +1,6 @@
 """Bodies: written whole, read back only when they are what was recorded."""
 
 import hashlib
-import os
 
 import pyarrow
 import pytest
@@ -22,18 +21,6 @@ def test_a_body_comes_back_equal_and_is_known_by_its_digest(tmp_path):
     assert read_body(path).equals(TABLE)
     assert parquet.ParquetFile(path).metadata.row_group(0).column(0).compression == "ZSTD"
     assert [p.name for p in path.parent.iterdir()] == [path.name]
-
-
-def test_a_body_is_whole_on_disk_before_it_has_its_name(tmp_path, monkeypatch):
-    path, synced, fsync = tmp_path / "b.parquet", [], os.fsync
-
-    def sync(file):
-        synced.append((os.fstat(file).st_size, path.exists()))
-        fsync(file)
-
-    monkeypatch.setattr(os, "fsync", sync)
-    _, size = write_body(path, TABLE)
-    assert synced[0] == (size, False)
 
 
 def test_few_trees_of_a_large_body_are_read_without_the_others(tmp_path):
@@ -63,13 +50,6 @@ def test_trees_are_found_by_what_is_said_in_them(tmp_path):
     assert found == {"what": {7, 3}, "ähm": {7}, "six": set()}
     with pytest.raises(BodyError, match="recorded as 000000000000"):
         search_body_trees(tmp_path / "b.parquet", "0" * 64, "what")
-
-
-def test_writing_again_replaces(tmp_path):
-    first, _ = write_body(tmp_path / "b.parquet", TABLE)
-    second, _ = write_body(tmp_path / "b.parquet", TABLE.slice(1))
-    assert first != second
-    assert read_body(tmp_path / "b.parquet", second).num_rows == 1
 
 
 def test_a_write_that_fails_leaves_the_old_body_and_nothing_else(tmp_path, monkeypatch):

@@ -6,7 +6,7 @@ import pytest
 from many import processes
 from submissions import silence, submit
 
-from rlx_registry import DeviceRequest, DevicesBusyError, FencedError, Registry
+from rlx_registry import DeviceRequest, DevicesBusyError, Registry
 
 
 @pytest.fixture
@@ -84,24 +84,6 @@ def test_a_silent_run_loses_its_devices_and_is_told(registry):
     lost = registry.run("1")
     assert (lost.status, lost.reason) == ("lost", "no heartbeat; its devices were given to r-0002")
     assert holders(registry) == {("one", "gpu:0"): "r-0002"}
-
-
-def test_a_silent_run_that_is_not_in_the_way_is_left_alone(registry):
-    start(registry, "1", of(1))
-    silence(registry)
-    assert start(registry, "2", of(1, "gpu:1")) == ("gpu:1",)
-    assert registry.run("1").status == "running"
-    with pytest.raises(DevicesBusyError):
-        registry.start("3", ["submitted"], devices=of(2))
-    assert registry.run("1").status == "running"
-
-
-def test_a_fenced_writer_takes_nothing(registry):
-    old = registry.as_writer("1", registry.start("1", ["submitted"]).attempt)
-    registry.start("1", ["running"])
-    with pytest.raises(FencedError):
-        old.start("1", ["running"], devices=of(1))
-    assert registry.devices() == []
 
 
 WORKER = """

@@ -24,7 +24,7 @@ def opened(tmp_path, monkeypatch):
             )
             with Registry.open(f"sqlite:///{tmp_path}/registry.db") as registry:
                 submit(registry)
-                with registry.database.open_writer() as connection:
+                with registry.open_writer() as connection:
                     pragmas = ("journal_mode", "synchronous")
                     return tuple(
                         connection.exec_driver_sql(f"PRAGMA {name}").scalar() for name in pragmas

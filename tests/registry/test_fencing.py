@@ -66,13 +66,6 @@ def test_a_writer_that_was_taken_over_writes_nothing(registry, name):
     assert everything(registry) != before
 
 
-def test_a_writer_may_end_its_run_and_say_why(registry):
-    writer = registry.as_writer("1", registry.start("1", ["submitted"]).attempt)
-    assert writer.transition("1", ["running"], "failed", "out of memory")
-    writer.results.add_event("1", "failed", "out of memory")
-    assert not writer.heartbeat("1")
-
-
 def test_a_writer_writes_its_own_run_alone(registry):
     writer = registry.as_writer("1", registry.start("1", ["submitted"]).attempt)
     with pytest.raises(ValueError, match="may write only r-0001, not r-0002"):

@@ -1,11 +1,7 @@
 """Many processes and threads over one registry, on both kinds of database."""
 
-from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
-
 import pytest
 from many import processes
-from sqlalchemy import event
 from submissions import submit
 
 from rlx_registry import DatabaseUnavailableError, Registry, models
@@ -63,18 +59,6 @@ def test_concurrent_writers_wait_their_turn_and_one_wins_the_transition(blank):
         assert len({row.seq for row in rows}) == len(rows) == 125
 
 
-def test_threads_share_a_registry(blank):
-    with Registry.open(blank) as registry, ThreadPoolExecutor(4) as pool:
-        submit(registry)
-
-        def work(number):
-            registry.results.add_metrics("1", number, {"loss": number})
-            return registry.heartbeat("1") and len(registry.results.metrics("1")["loss"]) > 0
-
-        assert all(pool.map(work, range(40)))
-        assert len(registry.results.metrics("1")["loss"]) == 40
-
-
 def test_a_reader_sees_a_live_writer_and_cannot_write(blank):
     with Registry.open(blank) as writer, Registry.open(blank, read_only=True) as reader:
         submit(writer)
@@ -82,31 +66,11 @@ def test_a_reader_sees_a_live_writer_and_cannot_write(blank):
         with pytest.raises(DatabaseUnavailableError, match="for reading only"):
             reader.results.add_metrics("1", 1, {"a": 1.0})
         with (
-            reader.database.open_reader() as connection,
+            reader.open_reader() as connection,
             pytest.raises(Exception, match=r"read-?only"),
         ):
             connection.execute(models.run.delete())
-        with reader.database.open_reader() as connection:
+        with reader.open_reader() as connection:
             connection.execute(models.run.select()).all()
             # a reader in mid-transaction locks nobody
             writer.results.add_metrics("1", 1, {"a": 1.0})
-
-
-def test_a_step_is_one_transaction_of_a_few_statements(blank):
-    """However many metrics it has, and however many steps there are: no commit per row."""
-    with Registry.open(blank) as registry:
-        submit(registry)
-        registry.results.add_metrics("1", 0, {f"group/m{i}": float(i) for i in range(40)})
-        counts = Counter()
-        writer = registry.database._writer
-        event.listen(writer, "commit", lambda *_: counts.update(commits=1))
-        event.listen(writer, "before_cursor_execute", lambda *_: counts.update(statements=1))
-        each = []
-        for step in range(1, 40):
-            counts.clear()
-            names = range(2 if step % 2 else 40)
-            registry.results.add_metrics("1", step, {f"group/m{i}": float(i) for i in names})
-            each.append(dict(counts))
-    assert {count["commits"] for count in each} == {1}
-    assert max(count["statements"] for count in each) <= 12
-    assert len({count["statements"] for count in each}) == 1, "the same for 2 metrics and for 40"

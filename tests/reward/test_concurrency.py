@@ -1,16 +1,11 @@
 """Rewards that wait: many calls at a time in one worker, and answers that a run remembers."""
 
-from types import SimpleNamespace
-
 import pytest
-from rows import each_row
 from waiting_rewards import Asks, Meets, MeetsOnThreads, Waits, list_tables
 
-from rlx.home import RunFolder
 from rlx.plugin import Sample, Score, sum_costs
 from rlx.plugin.answer_cache import AnswerFile
 from rlx.reward import RewardJob, RewardPool
-from rlx.run.loop import _describe_spent_budget
 
 
 @pytest.fixture(scope="module")
@@ -100,23 +95,6 @@ def test_costs_of_answers_are_added_up(tmp_path):
             file.keep(str(number), {"value": 1} if cost is None else {"value": 1, "cost": cost})
         file.close()
     assert sum_costs(tmp_path) == 2.0
-
-
-@each_row(
-    ("limits", "spent"),
-    [
-        ([None, None], None),
-        ([None, 2.5], None),
-        ([3.0, 2.0], "the answers to rewards have cost 2, and 2 is their limit"),
-    ],
-)
-def test_a_run_knows_when_its_answers_have_cost_enough(tmp_path, limits, spent):
-    file = AnswerFile(RunFolder(tmp_path).answers())
-    file.keep("a", {"cost": 2.0})
-    file.close()
-    rewards = [SimpleNamespace(plugin=SimpleNamespace(max_cost=limit)) for limit in limits]
-    context = SimpleNamespace(folder=RunFolder(tmp_path))
-    assert _describe_spent_budget(context, SimpleNamespace(rewards=rewards)) == spent
 
 
 def test_without_a_run_nothing_is_kept(tmp_path):

@@ -87,13 +87,6 @@ def test_every_turn_gets_the_rewards_of_its_kind():
     assert table.dropped == frozenset() and table.faults == {}
 
 
-def test_of_reads_the_raw_unweighted_value_of_the_turn_that_this_one_continues():
-    pool = InProcess()
-    score_rollouts([ONE], [accuracy, brier], pool)
-    read = {s.id: s.of for job in pool.jobs for s in job.samples if s.turn == "confidence"}
-    assert read == {"0.3": 1.0, "0.4": 1.0, "0.7": 0.0, "0.8": 0.0}
-
-
 def test_of_reads_the_nearest_earlier_turn_of_that_kind():
     chain = RolloutTree(
         Problem(id="c", prompt="?", fields={}),

@@ -16,6 +16,7 @@ from rlx.errors import SpecError
 from rlx.plugin import FAILED, Environment, Problem, Step
 from rlx.rollout import (
     NO_PARENT,
+    EnvironmentHost,
     HostFault,
     LocalHost,
     TurnPrompt,
@@ -299,7 +300,7 @@ def test_how_an_observation_is_shown(observation):
 # Faults ------------------------------------------------------------------------------------------
 
 
-class Failing:
+class Failing(EnvironmentHost):
     """A host whose calls fail where `what` says so."""
 
     def __init__(self, what, fails):

@@ -147,11 +147,10 @@ def test_a_game_ends_where_the_second_player_s_prompt_does_not_fit():
 
 def test_held_out_games_have_one_player():
     spec = EnvironmentRolloutSpec.model_validate(
-        {"environment": {"plugin": "cards"}, "num_generations": 4, "self_play": {"learn": "first"}}
+        {"environment": {"plugin": "cards"}, "num_generations": 4, "self_play": {}}
     )
     plan = build_rollout_plan(spec)
     assert (plan.trees_per_prompt, plan.rows_per_prompt, spec.rows_per_step) == (2, 8, 256)
-    assert list(plan.list_learning_trees(3)) == [0, 2, 4]
     held_out = plan.copy_with_sampling(1)
     assert (held_out.trees_per_prompt, held_out.rows_per_prompt) == (1, 1)
     assert plan.copy_with_siblings(2).trees_per_prompt == 2

@@ -115,7 +115,7 @@ def test_a_body_that_is_not_the_one_recorded_is_said(copy, finished):
 
 def test_plugins_that_have_changed_or_gone_are_said(copy, finished):
     home, registry = copy
-    with registry.database.open_writer() as connection:
+    with registry.open_writer() as connection:
         plugins = json.dumps([{**p, "version": "0.0"} for p in finished.record.plugins])
         spec = json.dumps(finished.record.spec).replace('"countdown.arithmetic"', '"gone"')
         connection.exec_driver_sql("UPDATE rlx_run SET plugins = ?, spec = ?", (plugins, spec))

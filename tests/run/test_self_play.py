@@ -85,9 +85,7 @@ rewards:
   global:
     won: {plugin: info, key: won}
 estimator: {name: grpo}
-phases:
-  - {name: both, steps: 1}
-  - {name: first, steps: 1, set: {rollout.self_play: {learn: first}}}
+phases: [{name: both, steps: 2}]
 evaluation: {problems: 4, correct: won}
 tracking: {mlflow: null}
 """
@@ -102,16 +100,15 @@ def finished(own_home):
     return own_home.submit("pile.yaml")
 
 
-def test_both_players_are_recorded_and_one_or_both_learn(own_home, finished):
+def test_both_players_are_recorded_and_learn(own_home, finished):
     seconds = 0
-    for step, trees, _ in own_home.bodies(finished):
+    for _, trees, _ in own_home.bodies(finished):
         assert len(trees) == 4
         for number, tree in enumerate(trees):
             assert tree["problem_id"].endswith("/player 1") == bool(number % 2)
-            learns = step == 1 or number % 2 == 0
-            assert tree["role"] == ("trained" if learns else "filtered")
+            assert tree["role"] == "trained"
             played = any(segment["author"] == "policy" for segment in tree["segments"])
-            assert bool(tree["rows"]) == (learns and played)
+            assert bool(tree["rows"]) == played
             assert len({row["group"] for row in tree["rows"]}) <= 1
             seconds += played and number % 2
         won = [

@@ -31,10 +31,6 @@ def probabilities(**sampling):
 # Distributions -----------------------------------------------------------------------------------
 
 
-def test_nothing_is_cut_unless_asked():
-    assert probabilities() == pytest.approx([0.4, 0.05, 0.3, 0.05, 0.2])
-
-
 def test_temperature_sharpens_and_flattens():
     weights = [p**2 for p in (0.4, 0.05, 0.3, 0.05, 0.2)]
     sharp = [w / sum(weights) for w in weights]
@@ -61,15 +57,6 @@ def test_top_k_comes_before_top_p():
     # Of the two that top_k leaves, the first holds 4/7; without top_k it would hold 0.4.
     assert probabilities(top_k=2, top_p=0.5) == [1, 0, 0, 0, 0]
     assert probabilities(top_p=0.5) == pytest.approx([4 / 7, 0, 3 / 7, 0, 0])
-
-
-def test_temperature_comes_before_top_p():
-    assert probabilities(temperature=0.2, top_p=0.75) == [1, 0, 0, 0, 0]
-
-
-def test_logprobs_are_float32_of_any_logits():
-    found = compute_sampling_logprobs(LOGITS.to(torch.bfloat16), TurnSpec())
-    assert found.dtype == torch.float32
 
 
 # Drawing -----------------------------------------------------------------------------------------

@@ -10,7 +10,6 @@ from rlx.errors import EnvironmentFault, PluginError
 from rlx.model import build_policy
 from rlx.rollout import CompletionRequest
 from rlx.sampler import (
-    TransformersSampler,
     engine,
     open_sampler,
     require_engine,
@@ -43,22 +42,6 @@ def test_the_policy_stays_as_it_is(dtype):
         assert said() != first
     for name, weight in policy.model.named_parameters():
         assert torch.equal(weight, before[name]), name
-
-
-def test_our_own_engine_takes_weights_as_they_come():
-    policy = build_policy(TinyModelSpec(hidden_size=32, heads=1, kv_heads=1, layers=1), 0)
-    sampler = TransformersSampler(policy, max_rows=2, device=torch.device("cpu"))
-    own = dict(policy.model.named_parameters())
-    left = list(own)
-
-    def draw():
-        for name in own:
-            assert all((own[n] == 3).all() == (n not in left) for n in own)
-            yield name, torch.full_like(own[name], 3.0)
-            left.remove(name)
-
-    sampler.load_each(draw())
-    assert not left
 
 
 def test_an_engine_that_does_not_derive_from_the_base_class_is_refused(monkeypatch):

@@ -47,19 +47,3 @@ def test_the_same_token_as_decoding_everything(name, data):
     detector = StopStringDetector(read, (stop, "</answer>"))
     found = next((n for n in range(1, len(tokens) + 1) if detector.completes(tokens[:n])), None)
     assert found == first_stop(read, (stop, "</answer>"), tokens)
-
-
-def test_only_tokens_with_a_last_character_are_decoded_with_their_row():
-    dialogue = PlainDialogue(byte_level(), [0])
-    lengths = []
-
-    def read(ids):
-        lengths.append(len(ids))
-        return dialogue.read(ids)
-
-    tokens = dialogue.encode("<think>17+3=20</think><answer>20*4")
-    detector = StopStringDetector(read, ("</answer>",))
-    assert not any(detector.completes(tokens[: n + 1]) for n in range(len(tokens)))
-    rows = [n for n in lengths if n != 2]
-    closing = [t for t in tokens if ">" in dialogue.piece(t)]
-    assert len(rows) <= len(closing) < len(tokens) / 2

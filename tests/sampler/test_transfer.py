@@ -6,12 +6,8 @@ from multiprocessing import Pipe
 import torch
 from rows import each_row
 
-from rlx.sampler.vllm_channel import (
-    WeightFile,
-    collect_weights,
-    drop_tied_weights,
-    read_weights,
-)
+from rlx.sampler.vllm_engine import WeightFile, collect_weights, drop_tied_weights
+from rlx.sampler.vllm_process import read_weights
 
 
 @each_row("dtype", [torch.float32, torch.bfloat16])

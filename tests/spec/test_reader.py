@@ -71,11 +71,8 @@ def test_knows_where_keys_and_values_stand():
 
 def test_refuses_what_no_experiment_needs(tmp_path, monkeypatch, subtests):
     for data, says in (
-        (b"a: 1\nb: \xff\xfe\n", "t.yaml:2:4"),
-        (b"a: \x1b", "the character \\x1b is not allowed"),
         (b'"\\ud800": 1', "half of a surrogate pair"),
         (b"a: " + b"9" * 5000, "more than 400 digits"),
-        (b"a: 1e999", "1e999 is not a finite number"),
         (b"? [a]\n: 1", "a key must be plain text"),
     ):
         with subtests.test(data=data, says=says), monkeypatch.context() as monkeypatch:

@@ -1,6 +1,5 @@
 """`rlx eval`: sets near and far, answered once, gone on with, recorded and drawn."""
 
-import gzip
 import json
 import os
 import signal
@@ -9,7 +8,6 @@ from types import SimpleNamespace
 
 import pytest
 
-from rlx.results import evaluating as evaluation
 from rlx_plugins.rlcr import parse_confidence
 
 EXPERIMENTS = Path(__file__).parents[2] / "experiments"
@@ -64,20 +62,6 @@ def test_it_goes_on_where_it_was_stopped(own_finished, evaluated):
         assert path.stat().st_mtime_ns == written, "answered before"
     sizes = sorted(p.name for p in (own_finished.root / "evaluations").glob("*/*.json.gz"))
     assert sizes == ["000000_020.json.gz", "000000_064.json.gz", "000064_006.json.gz"]
-
-
-@pytest.mark.parametrize(
-    "damaged",
-    [b"plain", gzip.compress(b'[{"problem": 1}]'), gzip.compress(b'[{"problem": 1}]')[:-9]],
-    ids=["no gzip", "other fields", "cut short"],
-)
-def test_a_kept_batch_that_cannot_be_read_is_none(tmp_path, damaged):
-    path = tmp_path / "000000_064.json.gz"
-    assert evaluation._load_answer_batch(path) is None
-    path.write_bytes(damaged)
-    assert evaluation._load_answer_batch(path) is None
-    evaluation._save_answer_batch(path, "[]")
-    assert evaluation._load_answer_batch(path) == []
 
 
 def test_figures_are_of_every_answer(own_home, evaluated):

@@ -136,14 +136,6 @@ def test_commands_show_it_as_text(home, run, verb):
     assert SHOWN in done.stdout
 
 
-def test_rescored_rows_show_tokens_as_they_are(home, run):
-    rules = json.dumps({"turn": {EVIL: {"plugin": "rude", "turn": "answer", "weight": 3.0}}})
-    done = home.rlx("rescore", run.id, "--set", f"rewards={rules}", "--rows", "32")
-    assert done.returncode == 0, done.stderr
-    assert_inert(done)
-    assert re.search(r"^(\[/INST\]|\[bold\]|\[/red\]|:smile:) +[01] ", done.stdout, re.M)
-
-
 def test_a_plan_shows_the_tokens_that_training_reads(home, run):
     done = home.rlx("plan", "evil.yaml", "--row", "0")
     assert done.returncode == 0, done.stderr

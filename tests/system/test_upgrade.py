@@ -46,9 +46,13 @@ def test_its_figures_are_shown_as_they_were(past):
     then = json.loads((past.path / "status.json").read_text(), object_hook=_timeless)
     assert keep_known(figures(past, "status", "r-0003"), then) == then
     then = json.loads((past.path / "compare.json").read_text(), object_hook=_timeless)
-    for suite in then["by_problem"]:  # nobody can read the confidences of one of the runs
-        suite["differences"] = [d and {"accuracy": d["accuracy"]} for d in suite["differences"]]
-    assert keep_known(figures(past, "compare", "r-0001", "r-0003"), then) == then
+    now = figures(past, "compare", "r-0001", "r-0003")
+    for name in ("recipes", "spec"):
+        assert keep_known(now[name], then[name]) == then[name]
+    means = {(f["suite"], f["metric"], f["recipe"]): f["mean"] for f in now["figures"]}
+    for one in then["figures"]:
+        for label, mean in zip("AB", one["means"], strict=True):
+            assert means.get((one["suite"], one["metric"], label)) == (mean and mean["mean"])
 
 
 def test_its_rollouts_are_shown_with_their_credit(past):

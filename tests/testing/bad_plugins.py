@@ -45,22 +45,10 @@ def half_an_option(sample, *, limit: int = 1.5):
     return 1.0
 
 
-@reward
-def as_text(sample):
-    """Gives text."""
-    return "1.0"
-
-
 @reward(examples=[Example(name="gold", sample=said("yes"), value=1.0)])
 def breaks_its_word(sample):
     """Is worth less than its author says."""
     return 0.5
-
-
-@reward
-def by_chance(sample):
-    """Draws its verdict."""
-    return random.random()
 
 
 @reward
@@ -102,12 +90,6 @@ def spread(samples):
     """Needs two for a deviation."""
     deviation = statistics.stdev(len(sample.response) for sample in samples)
     return [deviation for _ in samples]
-
-
-@reward(scope="siblings")
-def one_for_all(samples):
-    """Gives one verdict for all."""
-    return [1.0]
 
 
 def local():
@@ -174,20 +156,6 @@ class Odd(_Sums):
         return Problem(id=str(number), prompt=f"{number}", fields={"numbers": (1, 2)})
 
 
-class Silent(_Sums):
-    """Asks nothing."""
-
-    def problem(self, split, index, seed):
-        return Problem(id=f"{split}{index}", prompt=" ", fields={})
-
-
-class Moody(_Sums):
-    """Shows something else every time."""
-
-    def demonstration(self, problem, seed):
-        return Demonstration((str(random.random()),))
-
-
 class Critical(Estimator):
     """Needs an environment."""
 
@@ -232,13 +200,6 @@ class Echo(Environment):
         )
 
 
-class Wordless(Echo):
-    kinds: ClassVar[tuple[str, ...]] = ("say",)
-
-
-Wordless.__doc__ = None
-
-
 class Unfinished(Environment):
     """Begins, and never answers."""
 
@@ -246,19 +207,6 @@ class Unfinished(Environment):
 
     def reset(self, problem, seed):
         return {}
-
-
-class Locked(Echo):
-    """Never begins."""
-
-    def reset(self, problem, seed):
-        raise RuntimeError("no key")
-
-
-class Unnamed(Echo):
-    """Has a kind that it does not declare."""
-
-    kinds: ClassVar[tuple[str, ...]] = ("shout",)
 
 
 class Boastful(Echo):
@@ -278,20 +226,13 @@ class Careless(Echo):
         return Step(kind="say", state=state, observation=step.observation, done=step.done)
 
 
-class Drawn(Echo):
-    """Draws what it says."""
+class Kept(Echo):
+    """Counts all calls that there ever were."""
 
     examples: ClassVar[tuple[Episode, ...]] = ()
 
     def reset(self, problem, seed):
         return None
-
-    def step(self, state, action):
-        return Step(kind="say", observation=f"{random.random()}")
-
-
-class Kept(Drawn):
-    """Counts all calls that there ever were."""
 
     def step(self, state, action):
         return Step(kind="say", observation=f"{next(CALLS)}")
@@ -343,13 +284,6 @@ class Whispering(InTurn):
     def step(self, state, action):
         given = super().step(state, action)
         return replace(given, observation="") if given.player else given
-
-
-class Shut(Echo):
-    """Gives a state that leaves no process."""
-
-    def reset(self, problem, seed):
-        return {**super().reset(problem, seed), "call": lambda: None}
 
 
 class Bare(Echo):

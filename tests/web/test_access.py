@@ -228,7 +228,7 @@ def test_a_page_makes_no_registry_and_waits_for_no_writer(empty, registry, tmp_p
     assert TestClient(app, base_url=OURS).get("/").status_code == 503
     assert not missing.parent.exists()
     submit(registry)
-    with registry.database.open_writer() as connection:
+    with registry.open_writer() as connection:
         connection.exec_driver_sql("DELETE FROM rlx_metric")
         assert "r-0001" in empty.page("/").text
 
@@ -290,7 +290,7 @@ def test_a_form_is_small(empty, registry):
 # The command line ---------------------------------------------------------------------------------
 
 
-SHORT = "the token is too short: use 16 characters"
+SHORT = "the token is too short or odd: use 16 printable ASCII characters or more"
 BAD_TOKENS = [
     (["--host", "0.0.0.0", "--token", "short"], None, SHORT),
     (["--host", "0.0.0.0"], "short", SHORT),

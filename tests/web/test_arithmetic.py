@@ -2,7 +2,6 @@
 
 import json
 import os
-import random
 import shutil
 import subprocess
 import unicodedata
@@ -53,56 +52,6 @@ console.log(JSON.stringify({expression}));
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
-
-
-def curves(count):
-    """Curves of every length, steps ascending, values of every size."""
-    draw = random.Random(0)
-    sizes = [1, 2, 3, *(draw.randrange(1, 60) for _ in range(count - 3))]
-    return [
-        [
-            [step, draw.choice([0.0, -1.0, draw.uniform(-1, 1) * 10 ** draw.randrange(-9, 9)])]
-            for step in sorted(draw.sample(range(200), size))
-        ]
-        for size in sizes
-    ]
-
-
-@needs_node
-def test_columns_have_one_x_and_nothing_where_a_curve_has_no_point():
-    given_ = [curves(3), curves(9), [[[4, -2.5]]], [[[1, "nan"], [2, 0.5]], [[3, 1.0]]], []]
-    for some, found in zip(given_, node("chart.js", "given.map(m.columns)", given_), strict=True):
-        xs, *columns = found
-        assert xs == sorted({x for curve in some for x, _ in curve})
-        for curve, column in zip(some, columns, strict=True):
-            values = {x: y for x, y in curve if y != "nan"}
-            assert column == [values.get(x) for x in xs]
-
-
-@needs_node
-def test_the_nearest_value_and_of_two_as_near_the_earlier():
-    given_ = [
-        [xs, column, i]
-        for xs, *some in [node("chart.js", "m.columns(given)", curves(9))]
-        for column in some
-        for i in (0, len(xs) // 2, len(xs) - 1)
-    ]
-    given_ += [[[1, 2, 3], [None, None, None], 1], [[1], [0.5], None]]
-    found = node("chart.js", "given.map(([xs, c, i]) => m.nearest(xs, c, i))", given_)
-    for (xs, column, i), at in zip(given_, found, strict=True):
-        known = [n for n, value in enumerate(column) if value is not None]
-        if i is None or not known:
-            assert at is None
-        else:
-            assert at == min(known, key=lambda n: (abs(xs[n] - xs[i]), xs[n]))
-
-
-@needs_node
-def test_news_go_behind_and_a_step_again_replaces_itself():
-    given_ = [[old, new] for old, new in zip(curves(9), reversed(curves(9)), strict=True)]
-    found = node("chart.js", "given.map(([a, b]) => m.merged(a, b))", given_)
-    for (old, new), points in zip(given_, found, strict=True):
-        assert points == [list(p) for p in sorted({**dict(old), **dict(new)}.items())]
 
 
 @needs_node

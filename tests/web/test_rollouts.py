@@ -5,9 +5,9 @@ import shutil
 
 import pytest
 from pages import Page, dashboard
-from shown import SILENT, shown, submit
+from shown import SILENT, shown
 
-from rlx_registry import Registry, RolloutIndex
+from rlx_registry import Registry
 
 STEP = "/runs/r-0001/rollouts/3"
 
@@ -47,18 +47,6 @@ def test_a_tree_is_what_was_sampled(plain, known):
     text = page.cells()
     for said in ("<1>plain", "first plain", "second plain", "0.7 plain", "asked <1>plain"):
         assert said in text, said  # prompts as the model read them, token by token
-
-
-def test_the_turns_of_a_chain_stand_in_their_order(plain):
-    said = by_row(plain.twin(STEP))[6]["said"]
-    assert [(s["author"], s["kind"], s["turn"], s["text"]) for s in said] == [
-        ("policy", "query", 1, "query plain"),
-        ("environment", "", 0, "plain\n<9>"),
-        ("policy", "answer", 2, "reply plain"),
-    ]
-    text = plain.page(STEP).cells()
-    order = [text.index(words) for words in ("query plain", "<9>", "reply plain")]
-    assert order == sorted(order)
 
 
 def test_rewards_by_component_and_why_one_failed(plain):
@@ -215,22 +203,3 @@ def test_without_its_body_a_step_is_shown_by_its_previews(own):
         refused = client.get(f"{STEP}/0.json")
         assert refused.status_code == 404 and why in refused.json()["error"]["message"]
         path.unlink(missing_ok=True)
-
-
-def test_rows_whose_parent_is_not_there_stand_at_the_top(empty, registry):
-    run = submit(registry, status="running")
-    fields = {
-        "tree": 0, "group": 0, "turn": "answer", "problem_id": "p", "reward": None,
-        "advantage": 0.0, "n_tokens": 1, "finish_reason": "stop", "preview": "x",
-    }  # fmt: skip
-    parents = [None, 0, 99, 3, 5, 4]  # missing, itself, and two that name each other
-    index = [RolloutIndex(row=n, parent_row=p, **fields) for n, p in enumerate(parents)]
-    place = {"path": "gone.parquet", "sha256": "x", "bytes": 1, "statistics": {}}
-    registry.results.add_rollouts(run, 1, **place, index=index)
-    registry.results.add_rollouts(run, 2, **place, index=[])
-    (tree,) = empty.twin("/runs/1/rollouts/1")["trees"]
-    assert shape(tree["rows"]) == [(0, [(1, [])]), (2, []), (3, []), (4, [(5, [])])]
-    page = empty.page("/runs/1/rollouts/1")
-    assert [v for v in page.values("id") if v.startswith("row")] == [f"row-1-{n}" for n in range(6)]
-    assert "r-0001 has no folder" in page.text
-    assert "trained on no rows" in empty.page("/runs/1/rollouts/2").text

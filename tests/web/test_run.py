@@ -188,28 +188,6 @@ def test_what_a_page_has_not_seen_yet(empty, registry):
     assert nothing["seq"] == live["seq"]
 
 
-def test_only_the_newest_events_are_on_the_page(empty, registry):
-    run = submit(registry)
-    for n in range(203):
-        registry.results.add_event(run, "k", f"event {n};")
-    data = empty.twin("/runs/1")
-    assert len(data["events"]) == 200 and data["events_left_out"] == 3
-    page = empty.page("/runs/1")
-    assert "event 202;" in page.text and "event 2;" not in page.text
-    assert page.text.index("event 202;") < page.text.index("event 3;"), "the newest on top"
-    assert "The newest 200; 3 before them" in page.text
-
-
-def test_a_run_that_has_nothing_yet(empty, registry):
-    submit(registry, status="submitted")
-    data = empty.twin("/runs/1")
-    assert data["rollout_steps"] is None and data["sections"] == [] and data["seq"] == 0
-    page = empty.page("/runs/latest")
-    assert ("dl", "data-event", "0") in page.attributes
-    assert "Rollouts:" not in page.text
-    assert "MLflow" not in page.text
-
-
 def test_a_lone_surrogate_breaks_neither_page(empty, registry):
     run = submit(registry)
     registry.results.add_event(run, "k", "m", {"text": "\ud800"})

@@ -168,13 +168,6 @@ def test_a_silent_run_is_lost(empty, registry):
         assert live["runs"][0]["status"] == "lost"
 
 
-def test_no_runs_at_all(empty):
-    data = empty.twin("/")
-    assert (data["groups"], data["page"], data["pages"], data["total"]) == ([], 1, 1, 0)
-    page = empty.page("/").text
-    assert "No runs yetrlx new --from rlcr writes an experiment" in page and "0 runs" in page
-
-
 def test_the_filter_knows_what_plugins_default_to(empty, registry):
     """A run that relies on a default, one that writes it, and one with another value."""
     for seed, written in enumerate(({}, {"normalize": "center"}, {"normalize": "std"})):

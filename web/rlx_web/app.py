@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Annotated, Any
 from urllib.parse import parse_qs, quote
 
-from fastapi import Depends, FastAPI, HTTPException, Query, Request, Response
+from fastapi import APIRouter, Depends, FastAPI, HTTPException, Query, Request, Response
 from fastapi import Path as PathParameter
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, JSONResponse, RedirectResponse, StreamingResponse
@@ -48,98 +48,77 @@ Offset = Annotated[int, Query(ge=0, le=2**53)]
 View = Callable[..., dict[str, Any]]
 
 
+router = APIRouter()
+
+
 def create_app(registry_url: str, access: Access, find_link: FindLink = lambda _: None) -> FastAPI:
     """Returns the dashboard application of one registry, which need not exist yet.
 
     Every request opens the database for reading, so it may be created or moved while the dashboard
     runs. While it cannot be read, pages explain why with status 503. Only one form writes: it
     requests a run to stop.
-
-    Args:
-        access: accepted requests.
     """
     app = FastAPI(title="rlx", docs_url=None, redoc_url=None, version="1")
+    app.state.registry_url, app.state.access, app.state.find_link = registry_url, access, find_link
     app.mount("/static", StaticFiles(directory=HERE / "static"))
     app.add_middleware(GZipMiddleware, minimum_size=1000, compresslevel=5)
     app.add_middleware(AccessGuard, access=access, headers=HEADERS)
-
-    def open_request_registry() -> Iterator[Registry]:
-        with Registry.open(registry_url, read_only=True) as opened:
-            yield opened
-
-    opened = Annotated[Registry, Depends(open_request_registry)]
-    both = _PageAndJson(app, access)
-    _add_runs(both, opened, find_link)
-    _add_polled_routes(app, opened)
-    _add_requests(app, registry_url, access)
+    app.include_router(router)
     for error in (RegistryDatabaseError, Refusal, RequestValidationError):
         app.add_exception_handler(error, _render_error)
     return app
 
 
-class _PageAndJson:
+def _open_request_registry(request: Request) -> Iterator[Registry]:
+    with Registry.open(request.app.state.registry_url, read_only=True) as opened:
+        yield opened
+
+
+Opened = Annotated[Registry, Depends(_open_request_registry)]
+
+
+def _page(path: str, template: str) -> Callable[[View], View]:
     """Serves what a function returns as a page, and as JSON at the same address + ".json"."""
 
-    def __init__(self, app: FastAPI, access: Access) -> None:
-        self._app, self._write = app, access.write
+    def add_view(view: View) -> View:
+        def serve_json(data: Annotated[dict[str, Any], Depends(view)]) -> Response:
+            return _build_json_response(data)
 
-    def __call__(self, path: str, template: str) -> Callable[[View], View]:
-        def add_view(view: View) -> View:
-            def serve_json(data: Annotated[dict[str, Any], Depends(view)]) -> Response:
-                return _build_json_response(data)
+        def serve_page(
+            request: Request, data: Annotated[dict[str, Any], Depends(view)]
+        ) -> Response:
+            context = {**data, "write": request.app.state.access.write}
+            return templates.TemplateResponse(request, template, context)
 
-            def serve_page(
-                request: Request, data: Annotated[dict[str, Any], Depends(view)]
-            ) -> Response:
-                context = {**data, "write": self._write}
-                return templates.TemplateResponse(request, template, context)
-
-            name = view.__name__.strip("_")
-            self._app.add_api_route(
-                f"{path}.json", serve_json, response_class=JSONResponse, name=f"{name}_json"
-            )
-            self._app.add_api_route(path, serve_page, response_class=HTMLResponse, name=name)
-            self._app.add_api_route(path, serve_page, methods=["HEAD"], include_in_schema=False)
-            return view
-
-        return add_view
-
-
-def _add_runs(both: _PageAndJson, opened: Any, find_link: FindLink) -> None:
-    @both("/", "runs.html")
-    def _serve_run_list(registry: opened, q: Text = "", page: Page = 1) -> dict[str, Any]:
-        return build_run_list_page(registry, q, page)
-
-    @both("/runs/{ref}/rollouts/{step}/{row}", "credit.html")
-    def _serve_credit(
-        registry: opened,
-        ref: str,
-        step: Place,
-        row: Place,
-        tokens: Annotated[str, Query(pattern="^([0-9]{1,9}-[0-9]{1,9})?$")] = "",
-    ) -> dict[str, Any]:
-        first, _, last = tokens.partition("-")
-        return build_credit_page(
-            registry, ref, step, row, (int(first), int(last)) if tokens else None
+        name = view.__name__.strip("_")
+        router.add_api_route(
+            f"{path}.json", serve_json, response_class=JSONResponse, name=f"{name}_json"
         )
+        router.add_api_route(path, serve_page, response_class=HTMLResponse, name=name)
+        router.add_api_route(path, serve_page, methods=["HEAD"], include_in_schema=False)
+        return view
 
-    @both("/runs/{ref}/rollouts/{step}", "rollouts.html")
-    def _serve_rollouts(
-        registry: opened,
-        ref: str,
-        step: Place,
-        query: Annotated[RolloutQuery, Depends(_parse_rollout_query)],
-        page: Page = 1,
-    ) -> dict[str, Any]:
-        return build_rollouts_page(registry, ref, step, query, page)
+    return add_view
 
-    @both("/runs/{ref}/log", "log.html")
-    def _serve_log(registry: opened, ref: str, after: Offset | None = None) -> dict[str, Any]:
-        return build_log_page(registry, ref, after)
 
-    @both("/runs/{ref}", "run.html")
-    def _serve_run(registry: opened, ref: str) -> dict[str, Any]:
-        return build_run_page(registry, ref, find_link)
+# Pages -------------------------------------------------------------------------------------------
+
+
+@_page("/", "runs.html")
+def _serve_run_list(registry: Opened, q: Text = "", page: Page = 1) -> dict[str, Any]:
+    return build_run_list_page(registry, q, page)
+
+
+@_page("/runs/{ref}/rollouts/{step}/{row}", "credit.html")
+def _serve_credit(
+    registry: Opened,
+    ref: str,
+    step: Place,
+    row: Place,
+    tokens: Annotated[str, Query(pattern="^([0-9]{1,9}-[0-9]{1,9})?$")] = "",
+) -> dict[str, Any]:
+    first, _, last = tokens.partition("-")
+    return build_credit_page(registry, ref, step, row, (int(first), int(last)) if tokens else None)
 
 
 def _parse_rollout_query(
@@ -163,79 +142,107 @@ def _parse_rollout_query(
     )
 
 
-def _add_polled_routes(app: FastAPI, opened: Any) -> None:
-    """Adds the routes that pages poll, and files."""
-
-    @app.get("/live.json", response_class=JSONResponse)
-    def _serve_live_runs(registry: opened) -> Response:
-        return _build_json_response(live_runs(registry))
-
-    @app.get("/runs/{ref}/live.json", response_class=JSONResponse)
-    def _serve_live_run(
-        registry: opened,
-        ref: str,
-        after: Annotated[int, Query(ge=0, le=2**53)] = 0,
-        event: Annotated[int, Query(ge=0, le=LARGEST_NUMBER)] = 0,
-    ) -> Response:
-        return _build_json_response(live_run(registry, ref, after, event))
-
-    @app.get("/runs/{ref}/curves.json", response_class=JSONResponse)
-    def _serve_curves(
-        registry: opened,
-        ref: str,
-        name: Annotated[list[Name], Query(max_length=100)] = [],  # noqa: B006
-    ) -> Response:
-        run = registry.run(ref).id
-        curves = registry.queries.curves(run, name)
-        return _build_json_response({"run": run, "curves": curves})
-
-    @app.get("/runs/{ref}/files/{path:path}", response_class=StreamingResponse)
-    def _serve_file(registry: opened, ref: str, path: str) -> Response:
-        file = open_download(registry, ref, path)
-        name = quote(path.rpartition("/")[2], safe="", errors="replace")
-        headers = {"Content-Disposition": f"attachment; filename*=UTF-8''{name}"}
-        kind = "application/octet-stream"
-        return StreamingResponse(read_chunks(file), headers=headers, media_type=kind)
-
-    @app.get("/runs/{ref}/rollouts", response_class=RedirectResponse, status_code=303)
-    def _serve_nearest_step(registry: opened, ref: str, step: Step = LARGEST_NUMBER) -> Response:
-        at = nearest_step(registry, ref, step)
-        return RedirectResponse(f"/runs/{registry.run(ref).id}/rollouts/{at}", 303)
+@_page("/runs/{ref}/rollouts/{step}", "rollouts.html")
+def _serve_rollouts(
+    registry: Opened,
+    ref: str,
+    step: Place,
+    query: Annotated[RolloutQuery, Depends(_parse_rollout_query)],
+    page: Page = 1,
+) -> dict[str, Any]:
+    return build_rollouts_page(registry, ref, step, query, page)
 
 
-def _add_requests(app: FastAPI, url: str, access: Access) -> None:
-    async def _check_form(request: Request) -> None:
-        content = b""
-        try:
-            async for part in request.stream():
-                content += part
-                if len(content) > FORM_BYTES:
-                    raise HTTPException(413, "the form is too large")
-        except ClientDisconnect as error:  # nobody reads the response, but the log stays clean
-            raise HTTPException(400, "the form is incomplete") from error
-        access.require_write(parse_qs(content.decode("ascii", "replace")).get("write", [""])[0])
+@_page("/runs/{ref}/log", "log.html")
+def _serve_log(registry: Opened, ref: str, after: Offset | None = None) -> dict[str, Any]:
+    return build_log_page(registry, ref, after)
 
-    @app.post("/runs/{ref}/stop", dependencies=[Depends(_check_form)], status_code=303)
-    def _stop_run(ref: str) -> Response:
-        """Requests the run's supervisor to write a checkpoint and stop."""
-        with Registry.open(url, create=False) as registry:
-            record = registry.run(ref)
-            lost = record.effective_status == "lost"
-            if lost or not registry.leave_request(record.id, "stop"):
-                raise HTTPException(409, f"{record.id} is {record.effective_status}, not running")
-        return RedirectResponse(f"/runs/{record.id}", 303)
+
+@_page("/runs/{ref}", "run.html")
+def _serve_run(request: Request, registry: Opened, ref: str) -> dict[str, Any]:
+    return build_run_page(registry, ref, request.app.state.find_link)
+
+
+# What pages poll, and files ----------------------------------------------------------------------
+
+
+@router.get("/live.json", response_class=JSONResponse)
+def _serve_live_runs(registry: Opened) -> Response:
+    return _build_json_response(live_runs(registry))
+
+
+@router.get("/runs/{ref}/live.json", response_class=JSONResponse)
+def _serve_live_run(
+    registry: Opened,
+    ref: str,
+    after: Offset = 0,
+    event: Annotated[int, Query(ge=0, le=LARGEST_NUMBER)] = 0,
+) -> Response:
+    return _build_json_response(live_run(registry, ref, after, event))
+
+
+@router.get("/runs/{ref}/curves.json", response_class=JSONResponse)
+def _serve_curves(
+    registry: Opened,
+    ref: str,
+    name: Annotated[list[Name], Query(max_length=100)] = [],  # noqa: B006
+) -> Response:
+    run = registry.run(ref).id
+    return _build_json_response({"run": run, "curves": registry.queries.curves(run, name)})
+
+
+@router.get("/runs/{ref}/files/{path:path}", response_class=StreamingResponse)
+def _serve_file(registry: Opened, ref: str, path: str) -> Response:
+    file = open_download(registry, ref, path)
+    name = quote(path.rpartition("/")[2], safe="", errors="replace")
+    headers = {"Content-Disposition": f"attachment; filename*=UTF-8''{name}"}
+    kind = "application/octet-stream"
+    return StreamingResponse(read_chunks(file), headers=headers, media_type=kind)
+
+
+@router.get("/runs/{ref}/rollouts", response_class=RedirectResponse, status_code=303)
+def _serve_nearest_step(registry: Opened, ref: str, step: Step = LARGEST_NUMBER) -> Response:
+    at = nearest_step(registry, ref, step)
+    return RedirectResponse(f"/runs/{registry.run(ref).id}/rollouts/{at}", 303)
+
+
+# The one form that writes ------------------------------------------------------------------------
+
+
+async def _check_form(request: Request) -> None:
+    content = b""
+    try:
+        async for part in request.stream():
+            content += part
+            if len(content) > FORM_BYTES:
+                raise HTTPException(413, "the form is too large")
+    except ClientDisconnect as error:  # nobody reads the response, but the log stays clean
+        raise HTTPException(400, "the form is incomplete") from error
+    secret = parse_qs(content.decode("ascii", "replace")).get("write", [""])[0]
+    request.app.state.access.require_write(secret)
+
+
+@router.post("/runs/{ref}/stop", dependencies=[Depends(_check_form)], status_code=303)
+def _stop_run(request: Request, ref: str) -> Response:
+    """Requests the run's supervisor to write a checkpoint and stop."""
+    with Registry.open(request.app.state.registry_url, create=False) as registry:
+        record = registry.run(ref)
+        lost = record.effective_status == "lost"
+        if lost or not registry.leave_request(record.id, "stop"):
+            raise HTTPException(409, f"{record.id} is {record.effective_status}, not running")
+    return RedirectResponse(f"/runs/{record.id}", 303)
+
+
+# Responses ---------------------------------------------------------------------------------------
 
 
 def _build_json_response(data: dict[str, Any], status: int = 200) -> Response:
-    return Response(_dump_json(data), status, media_type="application/json")
-
-
-def _dump_json(data: dict[str, Any]) -> str:
-    # ASCII output, because lone surrogates, which a model can write, cannot be encoded in UTF-8.
+    # ASCII, because lone surrogates, which a model can write, cannot be encoded in UTF-8.
     try:
-        return json.dumps(data, allow_nan=False)
+        text = json.dumps(data, allow_nan=False)
     except ValueError:
-        return json.dumps(_spell_non_finite(data), allow_nan=False)
+        text = json.dumps(_spell_non_finite(data), allow_nan=False)
+    return Response(text, status, media_type="application/json")
 
 
 def _spell_non_finite(data: Any) -> Any:

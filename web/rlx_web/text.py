@@ -109,16 +109,6 @@ def format_duration(seconds: float | None, digits: int = 1) -> str:
     return f"{seconds:.0f} s"
 
 
-def format_byte_size(size: float | None) -> str:
-    """A size, in powers of 1024."""
-    value = float(size or 0)
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if value < 1024:
-            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
-        value /= 1024
-    return f"{value:.1f} TiB"
-
-
 def render_token_text(text: str) -> str:
     """A token's text, with signs for line ends and tabs."""
     return render_visible_text(text, "⏎\n").replace("\u2409", "⇥")
@@ -146,7 +136,6 @@ templates.env.filters |= {
     "sparkline": build_sparkline_points,
     "short": format_short_value,
     "lasting": format_duration,
-    "bytes": format_byte_size,
     "token": render_token_text,
     "heat": get_heat_class,
 }

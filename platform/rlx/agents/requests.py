@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rlx.errors import SpecError
-from rlx.model import PlainDialogue
 from rlx.rollout import (
     Completion,
     RecordedTurn,
@@ -81,33 +80,29 @@ class AgentRequests:
         if request.echo or request.max_tokens == 0:
             raise InvalidRequestError("an agent's request repeats no prompt", "echo")
         (prompt,) = request.prompts
-        if isinstance(prompt, str):
-            return self._read_text(prompt)
-        begun = [t for t in self.recorder.turns if tuple(prompt[: len(t.whole)]) == t.whole]
-        after = max(begun, key=lambda turn: len(turn.whole), default=None)
+        known = (
+            [(len(text), turn) for text, turn in self._texts if prompt.startswith(text)]
+            if isinstance(prompt, str)
+            else [
+                (len(turn.whole), turn)
+                for turn in self.recorder.turns
+                if tuple(prompt[: len(turn.whole)]) == turn.whole
+            ]
+        )
+        before, after = max(known, key=lambda pair: pair[0], default=(0, None))
         if after is None:
             (whole,) = self.model.encode_prompts(request)
             return Continuation(None, TurnPrompt(whole.text, whole.token_ids))
-        ids = tuple(prompt[len(after.whole) :])
-        if (unknown := max(ids, default=0)) >= self.model.policy.vocabulary:
+        policy, rest = self.model.policy, prompt[before:]
+        if isinstance(rest, str):
+            try:
+                return Continuation(after, TurnPrompt(rest, policy.dialogue.encode(rest)))
+            except SpecError as error:
+                raise InvalidRequestError(str(error), "prompt") from error
+        if (unknown := max(rest, default=0)) >= policy.vocabulary:
             raise InvalidRequestError(f"the model has no token {unknown}", "prompt")
-        return Continuation(after, TurnPrompt(self.model.policy.dialogue.decode_tokens(ids), ids))
-
-    def _read_text(self, prompt: str) -> Continuation:
-        known = [pair for pair in self._texts if prompt.startswith(pair[0])]
-        before, after = max(known, key=lambda pair: len(pair[0]), default=("", None))
-        dialogue = self.model.policy.dialogue
-        text = prompt[len(before) :]
-        try:
-            if after is not None:
-                return Continuation(after, TurnPrompt(text, dialogue.encode(text)))
-            plain = PlainDialogue(self.model.policy.tokenizer, self.model.policy.end_ids)
-            ids, _ = plain.open_text(text)
-        except SpecError as error:
-            raise InvalidRequestError(str(error), "prompt") from error
-        if not ids:
-            raise InvalidRequestError("the prompt has no tokens", "prompt")
-        return Continuation(None, TurnPrompt(text, ids))
+        ids = tuple(rest)
+        return Continuation(after, TurnPrompt(policy.dialogue.decode_tokens(ids), ids))
 
     def ask(self, request: ChatRequest | TextRequest, continued: Continuation) -> TurnRequest:
         stop = self.recorder.plan.turn.stop

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 from click.core import ParameterSource
@@ -78,7 +78,10 @@ def check(
         return _check_records(targets[0], step, url, as_json=as_json)
     is_named = context.get_parameter_source("url") is ParameterSource.COMMANDLINE
     registry = url if is_named else None
-    return _check_resume(Path(targets[0]), overrides, kills, at_once, seed, registry)
+    spec = Path(targets[0])
+    return _check_resume(
+        spec, registry, overrides=overrides, kills=kills, at_once=at_once, seed=seed
+    )
 
 
 def _check_machine(*, as_json: bool) -> int:
@@ -130,17 +133,13 @@ def _show_audit(report: "AuditReport") -> None:
     def count(number: int, what: str) -> str:
         return f"{number} {what}" + ("" if number == 1 else "s")
 
-    rows = [
-        (
-            "✗" if tally.violated else "✓" if tally.checked else "–",
-            tally.name,
-            count(tally.checked, tally.unit.removesuffix("s"))
-            if tally.checked
-            else "nothing to check",
-            tally.says,
-        )
-        for tally in report.tallies
-    ]
+    rows = []
+    for tally in report.tallies:
+        sign, checked = "–", "nothing to check"
+        if tally.checked:
+            sign = "✗" if tally.violated else "✓"
+            checked = count(tally.checked, tally.unit.removesuffix("s"))
+        rows.append((sign, tally.name, checked, tally.says))
     print_text(f"{report.run}: {count(len(report.steps), 'step')}")
     print_table("", "", "", "", rows=rows)
     lines = []
@@ -160,28 +159,12 @@ def _show_audit(report: "AuditReport") -> None:
 # Killed and resumed runs -------------------------------------------------------------------------
 
 
-def _check_resume(
-    spec: Path,
-    overrides: tuple[str, ...],
-    kills: int,
-    at_once: int,
-    seed: int,
-    registry: str | None,
-) -> int:
+def _check_resume(spec: Path, registry: str | None, **options: Any) -> int:
+    from rlx.cli.console import build_table, open_console
     from rlx.launch import run_resume_trial
 
     home = Path(tempfile.mkdtemp(prefix="rlx-check-"))
-    done = run_resume_trial(
-        spec,
-        home,
-        overrides=overrides,
-        kills=kills,
-        at_once=at_once,
-        seed=seed,
-        registry=registry,
-        report=print_text,
-    )
-    from rlx.cli.console import build_table, open_console
+    done = run_resume_trial(spec, home, registry=registry, report=print_text, **options)
 
     counts = Counter((one.work, one.victim) for one in done)
     victims = dict.fromkeys([*VICTIMS, *(victim for _, victim in counts)])

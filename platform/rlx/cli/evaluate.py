@@ -38,23 +38,12 @@ _COUNT = click.IntRange(min=1)
 @click.command("eval")
 @click.argument("target", metavar="RUN|MODEL")
 @click.option("--at", "step", type=click.IntRange(0), metavar="STEP", help="At this checkpoint.")
-@click.option(
-    "--spec", "experiment", type=_FILE, metavar="FILE", help="Experiment file of a MODEL."
-)
+@click.option("--spec", "experiment", type=_FILE, metavar="FILE", help="Experiment of a MODEL.")
 @click.option("--suite", type=_FILE, metavar="FILE", help="YAML file with held-out sets.")
 @click.option("--problems", type=_COUNT, help="Problems per set; with --probe of all.")
-@click.option(
-    "--samples", type=_COUNT, help="Answers per problem; with --probe continuations per cut point."
-)
-@click.option(
-    "--with",
-    "tool",
-    metavar="TOOL:TASK",
-    help="Have another tool evaluate it: lm_eval:TASK, or inspect:FILE.",
-)
-@click.option(
-    "--python", metavar="PATH", help="With --with: an interpreter that has the tool, if not this."
-)
+@click.option("--samples", type=_COUNT, help="Answers per problem; with --probe, per cut point.")
+@click.option("--with", "tool", metavar="TOOL:TASK", help="Use lm_eval:TASK, or inspect:FILE.")
+@click.option("--python", metavar="PATH", help="With --with: an interpreter that has the tool.")
 @click.option("--greedy", is_flag=True, help="Use greedy decoding.")
 @click.option("--seed", type=click.IntRange(0, 2**31 - 1), help="Seed of problems and sampling.")
 @click.option("--probe", "probes", is_flag=True, help="Probe the reasoning instead.")
@@ -69,10 +58,7 @@ _COUNT = click.IntRange(min=1)
 @json_option
 @click.option("--pictures", type=_FILE, metavar="FOLDER", help="Write plots to this folder.")
 @click.option(
-    "--out",
-    type=_FILE,
-    metavar="FILE",
-    help="Write every answer as JSON Lines; with --probe, as Parquet.",
+    "--out", type=_FILE, metavar="FILE", help="Write answers as JSON Lines; with --probe, Parquet."
 )
 @click.option("--record/--no-record", default=True, help="Add the results to RUN's records.")
 @registry_option
@@ -101,13 +87,13 @@ def evaluate(
             which = f"only for {modes[0]}" if not mode else f"not for {mode}"
             raise SpecError(f"{flag} is {which}")
     asked = {n: options[n] for n in options if n not in _FOR or mode in _FOR[n][1]}
+    os.environ.update(child_environment())  # before transformers is imported
+    told = {"registry": url, "record": record, "report": print_text}
     if tool is not None:
-        _evaluate_with(tool, as_json=as_json, record=record, url=url, **asked)
+        _evaluate_with(tool, asked, as_json=as_json, **told)
         return
     out, pictures = asked.pop("out"), asked.pop("pictures")
     require_places(out, pictures)
-    os.environ.update(child_environment())  # before transformers is imported
-    told = {"registry": url, "record": record, "report": print_text}
     found: results.ModelProbe | results.SuiteEvaluation
     if probes:
         found = _probe(asked, out, pictures, **told)
@@ -128,7 +114,6 @@ def evaluate(
 def _evaluate_suite(
     asked: dict[str, Any], out: Path | None, pictures: Path | None, **told: Any
 ) -> results.SuiteEvaluation:
-    """Evaluates a model, and writes its answers and plots."""
     with open_progress("starting", "problems") as show:
         found = results.evaluate(results.EvaluationRequest(**asked), show=show, **told)
     if out is not None:
@@ -147,7 +132,6 @@ def _evaluate_suite(
 def _probe(
     asked: dict[str, Any], out: Path | None, pictures: Path | None, **told: Any
 ) -> results.ModelProbe:
-    """Cuts or alters a model's reasoning; writes what it sampled, and plots."""
     with open_progress("probing", "problems") as show:
         found = results.probe_model(results.ProbeRequest(**asked), show=show, **told)
     if out is not None:
@@ -160,29 +144,16 @@ def _probe(
     return found
 
 
-def _evaluate_with(
-    tool: str,
-    *,
-    python: str | None,
-    target: str,
-    step: int | None,
-    problems: int | None,
-    overrides: tuple[str, ...],
-    as_json: bool,
-    record: bool,
-    url: str,
-) -> None:
+def _evaluate_with(tool: str, asked: dict[str, Any], *, as_json: bool, **told: Any) -> None:
     """Has another tool evaluate a model, and shows what it found."""
-    os.environ.update(child_environment())  # before transformers is imported
+    target, step = asked["target"], asked["step"]
     found = results.evaluate_with(
         tool,
         target if step is None else f"{target}@{step}",
-        python=python or sys.executable,
-        limit=problems,
-        overrides=overrides,
-        registry=url,
-        record=record,
-        report=print_text,
+        python=asked["python"] or sys.executable,
+        limit=asked["problems"],
+        overrides=asked["overrides"],
+        **told,
     )
     if found.recorded is not None:
         print_text(f"recorded for {found.recorded}", err=True)

@@ -29,12 +29,9 @@ _FILE = click.Path(path_type=Path)
 @click.option("--row", "numbers", type=int, multiple=True, help="Show this row; can be repeated.")
 @click.option("--rows", "every", type=click.Choice(["all"]), help="Show all rows.")
 @click.option(
-    "--try",
-    "prompts",
-    type=click.IntRange(1),
-    metavar="N",
+    "--try", "prompts", type=click.IntRange(1), metavar="N",
     help="Load the pretrained model, have it answer N problems, and time a step.",
-)
+)  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print everything as one JSON document.")
 def plan(
     spec: Path,

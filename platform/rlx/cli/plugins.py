@@ -72,7 +72,7 @@ def _describe_plugin_state(found: InstalledPlugin) -> tuple[str, str]:
 
 
 def _find_named_plugins(name: str) -> list[InstalledPlugin]:
-    """Returns the plugins with this name, one per kind; it may be `FILE.py:name`.
+    """The plugins with this name, one per kind; it may be `FILE.py:name` or `distribution:name`.
 
     Raises:
         PluginError: no plugin has the name, or two distributions offer the same kind of it.
@@ -80,26 +80,17 @@ def _find_named_plugins(name: str) -> list[InstalledPlugin]:
     kept = keep_plugin_file(name)
     if KeptPlugin.parse(kept):
         return find_kept_plugins(kept)
-    bare = name.rpartition(":")[2]
-    kinds = dict.fromkeys(f.kind for f in list_installed_plugins() if f.name == bare)
+    installed = list_installed_plugins()
+    kinds = dict.fromkeys(f.kind for f in installed if name in (f.name, f.full_name))
     if not kinds:
-        near = did_you_mean(bare, {f.name for f in list_installed_plugins()})
+        near = did_you_mean(name.rpartition(":")[2], {f.name for f in installed})
         hint = f"did you mean '{near}'? " if near else ""
         if Path(name).exists():
             hint = "a package is installed first, with `pip install -e PATH`; "
         raise PluginError(
             f"no plugin named '{escape_unprintable(name)}': {hint}`rlx plugins` lists all"
         )
-    found, faults = [], []
-    for kind in kinds:
-        try:
-            found.append(find_installed_plugin(kind, name))
-        except PluginFault as error:
-            faults.append(error)
-    # A named distribution need not offer every kind of plugin with this name.
-    if faults and not (found and ":" in name):
-        raise faults[0]
-    return found
+    return [find_installed_plugin(kind, name) for kind in kinds]
 
 
 # The page of a plugin ----------------------------------------------------------------------------

@@ -2,7 +2,7 @@
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -11,14 +11,8 @@ from rlx.cli.console import build_table, open_console
 from rlx.cli.output import print_json
 from rlx.cli.progress import open_progress
 from rlx.cli.verb_group import json_option, overrides_option, registry_option
-from rlx.launch import locate_run_folder
-from rlx.results import ChangedRow, RescoreRequest, Rescoring
+from rlx.results import RescoreRequest, Rescoring
 from rlx.text import escape_unprintable
-from rlx_registry import RunRecord
-
-if TYPE_CHECKING:
-    from rich.console import Console
-
 
 _FILE = click.Path(path_type=Path)
 
@@ -30,10 +24,6 @@ _FILE = click.Path(path_type=Path)
 )
 @overrides_option("KEY=VALUE", "Override a value of the rules; can be repeated.")
 @click.option("--step", "steps", type=click.IntRange(min=1), multiple=True, help="Only this step.")
-@click.option(
-    "--rows", type=click.IntRange(min=0), default=1, show_default=True,
-    help="Show this many rows, those whose advantages change most.",
-)  # fmt: skip
 @json_option
 @registry_option
 def rescore(as_json: bool, url: str, **options: Any) -> None:
@@ -41,7 +31,7 @@ def rescore(as_json: bool, url: str, **options: Any) -> None:
 
     With the run's own experiment, the results equal the stored ones bit for bit. With --set, or the
     rules of --spec FILE (rewards, mask, estimator, credit, loss, evaluation), the command shows
-    what would change: per reward, per token stream, and token by token.
+    what would change, per reward and per token stream.
     """
     with open_progress("rescoring", "steps") as show:
         found = results.rescore(RescoreRequest(**options), registry=url, show=show)
@@ -88,31 +78,4 @@ def _show_rescoring(result: Rescoring) -> None:
             console.print(f"{escape_unprintable(change.what)}: {gone}")
     if result.left:
         console.print(f"{result.left} trained rows would have been left out")
-    for row in result.rows:
-        _show_rescored_row(run, row, console)
     sys.stdout.flush()
-
-
-def _show_rescored_row(run: RunRecord, changed: ChangedRow, console: "Console") -> None:
-    """Prints the tokens of one row with their stored and recomputed values."""
-    from rlx.plan import load_run_speech
-
-    found = changed.found
-    folder = locate_run_folder(run)
-    speech = load_run_speech(found.setup.spec.model, folder.tokenizer, folder.model)
-    kind = escape_unprintable(found.stored.rows.places[changed.number][3])
-    heads = ("token", "mask", "reward then", "now", "advantage then", "now")
-    table = build_table(*heads, title=f"step {found.step}, row {changed.number} ({kind})")
-    for line in changed.list_tokens():
-        text = str(line["token"]) if speech is None else speech.read([line["token"]])[0]
-        masks = f"{int(line['mask'])}→{int(line['new_mask'])}"
-        table.add_row(
-            escape_unprintable(text) or "·",
-            masks if line["mask"] != line["new_mask"] else f"{int(line['mask'])}",
-            *(
-                "–" if line[name] is None else f"{line[name]:.4g}"
-                for name in ("token_rewards", "new_token_rewards", "advantages", "new_advantages")
-            ),
-        )
-    console.print()
-    console.print(table)

@@ -285,9 +285,9 @@ def describe_runs(registry: Registry, runs: Sequence[RunRecord]) -> list[dict[st
     ids = [run.id for run in runs]
     suites: dict[str, dict[str, dict[str, Mapping[str, Any]]]] = {run: {} for run in ids}
     for run_id, evaluations in registry.queries.evaluation_figures(ids).items():
-        for one in evaluations:
-            if not one.suite.startswith("probe/"):
-                suites[run_id].setdefault(one.suite, {})[one.label] = one.metrics
+        for suite, label, metrics in evaluations:
+            if not suite.startswith("probe/"):
+                suites[run_id].setdefault(suite, {})[label] = metrics
     failures = registry.queries.failures(ids)
     groups, idle = registry.queries.groups(ids), registry.queries.idle_steps(ids)
     scores = registry.queries.last_values(ids, [SCORE])

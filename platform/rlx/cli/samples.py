@@ -33,34 +33,19 @@ ROWS_ON_SCREEN = 20
 
 @click.command()
 @click.argument("run", default="latest")
-@click.option(
-    "--step", type=click.IntRange(min=1), help="The step to show; the last one by default."
-)
+@click.option("--step", type=click.IntRange(min=1), help="By default the last one.")
 @click.option("--group", "tree", type=int, help="Only this prompt (column TREE).")
 @click.option(
-    "-n",
-    "--limit",
-    type=click.IntRange(min=1),
+    "-n", "--limit", type=click.IntRange(min=1),
     help=f"Maximum number of rows: {ROWS_ON_SCREEN}, or all with --export.",
-)
-@click.option(
-    "--whole", is_flag=True, help="Show prompts, and all turns and observations, in full."
-)
+)  # fmt: skip
+@click.option("--whole", is_flag=True, help="Show prompts, turns and observations in full.")
 @click.option("--credit", is_flag=True, help="Show rewards, KL and advantages per token.")
+@click.option("--row", "numbers", type=int, multiple=True, help="With --credit: only this row.")
 @click.option(
-    "--row",
-    "numbers",
-    type=int,
-    multiple=True,
-    help="With --credit: show this row; can be repeated.",
-)
-@click.option(
-    "--export",
-    "file",
-    type=click.Path(path_type=Path, allow_dash=True),
-    metavar="FILE",
+    "--export", "file", type=click.Path(path_type=Path, allow_dash=True), metavar="FILE",
     help="Write the rows with all their tokens as JSON Lines; `-` is stdout.",
-)
+)  # fmt: skip
 @json_option
 @registry_option
 def samples(

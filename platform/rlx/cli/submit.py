@@ -35,11 +35,7 @@ from rlx_registry import RunRecord
 @click.command()
 @click.argument("spec", type=click.Path(path_type=Path))
 @overrides_option()
-@click.option(
-    "--from-checkpoint",
-    metavar="RUN@STEP",
-    help="Start from another run's checkpoint; RUN@latest is its newest.",
-)
+@click.option("--from-checkpoint", metavar="RUN@STEP", help="Checkpoint to start from.")
 @click.option("--again", is_flag=True, help="Run even if the same spec and seed already ran.")
 @click.option("-d", "--detach", is_flag=True, help="Return once the run has started.")
 @click.option("--queue", is_flag=True, help="Only record the run; `rlx resume` starts it.")
@@ -156,11 +152,8 @@ def _print_nothing_to_do(run: RunRecord, spec: Path, overrides: tuple[str, ...])
 
 
 def _print_started_run(run: RunRecord, read: LoadedSpec, reason: str | None) -> None:
-    rewards = ", ".join(
-        f"{name}×{use.weight:g}" if not name.startswith("_") else name
-        for name, use in (*read.spec.rewards.turn.items(), *read.spec.rewards.global_.items())
-    )
-    where, teacher = os.path.relpath(locate_run_folder(run).root), read.spec.model.reference
+    rewards = ", ".join((*read.spec.rewards.turn, *read.spec.rewards.global_))
+    where = os.path.relpath(locate_run_folder(run).root)
     look = f"rlx logs -f {run.id}   ·   rlx status {run.id}   ·   Ctrl-C detaches"
     waits = run.status == "queued" and not is_job(run)
     if waits:
@@ -169,8 +162,7 @@ def _print_started_run(run: RunRecord, read: LoadedSpec, reason: str | None) -> 
     print_text(
         f"✓ {run.name}  seed {run.seed}  spec {run.digest}\n"
         f"  rewards {rewards or 'none'}\n"
-        + (f"  teacher {escape_unprintable(teacher.path)}\n" if teacher else "")
-        + f"  run     {run.id}  ({run.steps_total} steps)\n"
+        f"  run     {run.id}  ({run.steps_total} steps)\n"
         f"  files   {where}\n"
         + (f"  {read.spec.runner.launcher.kind:7} job {job}\n" if job else "")
         + (f"  new     {escape_unprintable(reason)}\n" if reason else "")

@@ -27,8 +27,7 @@ CPU_METRICS = {
 
 
 def show_run_summary(registry: Registry, run: RunRecord) -> None:
-    """Prints held-out metrics before training, at the ends of phases and after it, the reliability
-    diagram, and paths."""
+    """Prints held-out metrics before training, at the ends of phases and after it, and paths."""
     console = open_console()
     records = _select_compared_evaluations(run, registry.results.evaluations(run.id, "held_out"))
     evaluations = {column: record.metrics for column, record in records.items()}
@@ -62,10 +61,6 @@ def show_run_summary(registry: Registry, run: RunRecord) -> None:
     if "environment" in after:
         _add_environment_rows(columns, table)
     console.print(table)
-    if after.get("brier") is not None:
-        from rlx.evaluation import render_reliability_text
-
-        console.print(render_reliability_text(after, width=min(80, max(60, console.width))))
     if any(suite.startswith("probe/") for suite in suites):
         from rlx.record import recorded_probes
 

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 import click
 
-from rlx.cli.output import format_json, print_json, print_report, print_text
-from rlx.cli.verb_group import format_error_text, overrides_option
+from rlx.cli.output import print_json, print_report, print_text
+from rlx.cli.verb_group import format_error_text, json_option, overrides_option
 from rlx.discovery import ExperimentPlugins, list_installed_plugins
 from rlx.errors import RlxError, SpecError
 from rlx.importing import forbid_downloads
@@ -22,7 +22,7 @@ from rlx.spec.reading import (
     format_diagnostic,
     list_leaf_values,
 )
-from rlx.text import escape_unprintable, write_text_file
+from rlx.text import escape_unprintable
 from rlx_registry import RunRecord, fill_plugin_options
 
 _FILE = click.Path(path_type=Path)
@@ -31,43 +31,35 @@ _FILE = click.Path(path_type=Path)
 @click.command()
 @click.argument("specs", nargs=-1, type=_FILE, metavar="SPEC...")
 @overrides_option("PATH.TO.KEY=VALUE")
-@click.option("--format", "form", type=click.Choice(["text", "json"]), default="text")
-@click.option("--values", "values", is_flag=True, help="Print every value with its origin.")
-@click.option("--schema", "schema", is_flag=True, help="Write the JSON Schema, for editors.")
-@click.option("-o", "--output", type=_FILE, help="File of the schema, instead of stdout.")
+@click.option("--values", is_flag=True, help="Print every value with its origin.")
+@click.option("--schema", is_flag=True, help="Print the JSON Schema, for editors.")
+@json_option
 def validate(
-    specs: tuple[Path, ...],
-    overrides: tuple[str, ...],
-    form: str,
-    values: bool,
-    schema: bool,
-    output: Path | None,
+    specs: tuple[Path, ...], overrides: tuple[str, ...], values: bool, schema: bool, as_json: bool
 ) -> int:
     """Report every error in experiment files. Runs and downloads nothing, does not import torch.
 
     With --values, print the one experiment in full, each value with its origin: a line of the file,
-    `--set`, `default`, `plugin default`, or `profile NAME`; with --format json, as JSON.
+    `--set`, `default`, `plugin default`, or `profile NAME`.
 
-    With --schema, write the JSON Schema of experiments, with the options of installed plugins. To
+    With --schema, print the JSON Schema of experiments, with the names of installed plugins. To
     use it, put `# yaml-language-server: $schema=FILE` in the first line of a YAML file.
     """
     if schema and (specs or values):
         raise SpecError("--schema is of every experiment: name no file")
-    if output is not None and not schema:
-        raise SpecError("-o names the file of --schema")
     forbid_downloads()
     if schema:
-        _write_schema(output)
+        _print_schema()
         return 0
     if values:
         if len(specs) != 1:
             raise SpecError("--values shows one experiment: name one file")
-        show_values(_collect_values(*check_file(specs[0], overrides)), as_json=form == "json")
+        show_values(_collect_values(*check_file(specs[0], overrides)), as_json=as_json)
         return 0
     if not specs:
         raise click.MissingParameter(param_hint="'SPEC...'", param_type="argument")
     outcomes = [(path, _check_spec_file(path, overrides)) for path in specs]
-    if form == "json":
+    if as_json:
         print_json({"files": [_build_outcome_json(*outcome) for outcome in outcomes]})
     else:
         for path, outcome in outcomes:
@@ -116,18 +108,13 @@ def _build_outcome_json(path: Path, outcome: Outcome) -> dict[str, Any]:
     return entry | {"diagnostics": [one.to_json() for one in found]}
 
 
-def _write_schema(output: Path | None) -> None:
-    """Writes the JSON Schema of experiments, with the names of installed plugins."""
+def _print_schema() -> None:
     from rlx.spec import experiment_schema  # imported here: it parses the models' source
 
     names: dict[str, list[str]] = {}
     for plugin in list_installed_plugins():
         names.setdefault(plugin.kind, []).append(plugin.name)
-    text = format_json(experiment_schema(names), indent=2) + "\n"
-    if output is None:
-        return print_text(text, nl=False)
-    write_text_file(output, text)
-    return print_text(f"wrote {escape_unprintable(str(output))}", err=True)
+    print_json(experiment_schema(names))
 
 
 class ShownExperiment(NamedTuple):

@@ -8,7 +8,6 @@ from contextlib import suppress
 from functools import reduce
 from importlib import import_module
 from io import StringIO
-from itertools import pairwise
 from typing import Any, TypeVar
 
 import click
@@ -133,8 +132,7 @@ def run_guarded(
             `{"error": {"kind", "message", "exit_code", ...}}`.
         interrupts: not empty once an interrupt came, which an error may be the result of.
     """
-    flags = {"--json", "--format=json"} & set(arguments)
-    as_json = bool(flags) or ("--format", "json") in pairwise(arguments)
+    as_json = "--json" in arguments
     try:
         result = command.main(list(arguments), prog_name="rlx", standalone_mode=False)
         sys.stdout.flush()

@@ -134,17 +134,14 @@ def choose_address(
     is_open: bool,
     names: tuple[str, ...] = (),
 ) -> ServerAddress:
-    """Returns the address that the options describe, with a random token unless one was named.
-
-    Raises:
-        SpecError: the token is too short or contains odd characters, or a name is not a host's.
-    """
+    """Returns the address that the options describe, with a random token unless one was named."""
     if is_open and token is not None:
         raise SpecError(f"--no-token and a token: leave out one of them (also {TOKEN})")
-    if token is not None and len(token) < SHORTEST:
-        raise SpecError(f"the token is too short: use {SHORTEST} characters or more")
-    if token is not None and not (token.isascii() and token.isprintable() and " " not in token):
-        raise SpecError("the token must consist of printable ASCII characters, without spaces")
+    if token is not None and not re.fullmatch(rf"[!-~]{{{SHORTEST},}}", token):
+        raise SpecError(
+            f"the token is too short or odd: use {SHORTEST} printable ASCII characters or more, "
+            "without spaces"
+        )
     if odd := [name for name in names if not re.fullmatch(r"[A-Za-z0-9_.-]+|[0-9A-Fa-f:.]+", name)]:
         raise SpecError(
             f"--name {escape_unprintable(odd[0])}: a host's name, without scheme or port"

@@ -1,8 +1,5 @@
-"""Resolves plugin names in YAML to plugins, through entry points.
-
-Listing plugins reads only the metadata of installed distributions. A plugin is imported when an
-experiment names it, so a broken plugin affects only the experiments that use it.
-"""
+"""Resolves plugin names in YAML to plugins, through entry points, and imports those that are named:
+a broken plugin affects only the experiments that use it."""
 
 from rlx.discovery.experiment_plugins import (
     DEMONSTRATIONS,

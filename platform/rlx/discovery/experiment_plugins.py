@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from copy import deepcopy
 from dataclasses import asdict, dataclass, replace
-from types import MappingProxyType
 from typing import Any, cast
 
 from pydantic import BaseModel, ValidationError
@@ -24,6 +23,7 @@ from rlx.plugin import Environment, Estimator, Mask, Placement, Plugin, Rehearse
 from rlx.plugin_calls import show_plugin_output
 from rlx.spec import (
     PLUGIN_SECTIONS,
+    PLUGIN_USES,
     PROFILES,
     TOOLS,
     CreditSpec,
@@ -59,13 +59,9 @@ class Provenance(InstalledPlugin):
 
 @dataclass(frozen=True, slots=True)
 class PluginReference:
-    """One place in a spec that names a plugin.
-
-    Attributes:
-        keys: YAML keys that rlx reads itself, not options of the plugin.
-        key: the key that holds the plugin's name; "" if the name stands there alone.
-        profile: credit profile that fills in omitted options of an estimator or a mask.
-    """
+    """One place in a spec that names a plugin: the keys that rlx reads itself, the one that holds
+    the plugin's name ("" if the name stands there alone), the plugin's options, and the credit
+    profile that fills in those that an estimator or a mask lacks."""
 
     path: KeyPath
     kind: Kind
@@ -116,36 +112,35 @@ def _list_places(tree: Mapping[str, Any]) -> Iterator[PluginReference]:
     """Yields the places of a tree that name plugins; malformed ones are skipped, since the spec
     reader reports them."""
     task, rollout = tree.get("task"), _get_mapping(tree, "rollout")
-    named: list[tuple[KeyPath, Kind, type[PluginUse], Any]] = [(("task",), "task", PluginUse, task)]
+    named: list[tuple[KeyPath, type[PluginUse], Any]] = [(("task",), PluginUse, task)]
     for name, changed in _get_mapping(tree, "evaluation", "variants").items():
         if isinstance(task, dict) and isinstance(changed, dict):
-            variant = {**task, **changed}
-            named.append((("evaluation", "variants", name), "task", PluginUse, variant))
-    named.append((DEMONSTRATIONS, "task", PluginUse, get_at_path(tree, DEMONSTRATIONS)))
+            named.append((("evaluation", "variants", name), PluginUse, {**task, **changed}))
+    named.append((DEMONSTRATIONS, PluginUse, get_at_path(tree, DEMONSTRATIONS)))
     if rollout.get("schedule") == "environment":
         use = rollout.get("environment")
         if tools := rollout.get("tools"):
             use = {"plugin": TOOLS, **(use if isinstance(use, dict) else {}), "tools": tools}
-        named.append((("rollout", "environment"), "environment", EnvironmentUse, use))
+        named.append((("rollout", "environment"), EnvironmentUse, use))
     scopes: dict[str, type[PluginUse]] = {"turn": TurnReward, "global": GlobalReward}
     for scope, model in scopes.items():
         uses = _get_mapping(tree, "rewards", scope).items()
-        named += [(("rewards", scope, name), "reward", model, use) for name, use in uses]
-    placement = get_at_path(tree, ("credit", "placement"))
-    named += [
-        (("mask",), "mask", MaskUse, tree.get("mask")),
-        (("estimator",), "estimator", EstimatorUse, tree.get("estimator")),
-        (("credit", "placement"), "placement", PlacementUse, placement),
-    ]
-    for path, kind, model, use in named:
+        named += [(("rewards", scope, name), model, use) for name, use in uses]
+    at: KeyPath = ("credit", "placement")
+    named.append((("mask",), MaskUse, tree.get("mask")))
+    named.append((("estimator",), EstimatorUse, tree.get("estimator")))
+    named.append((at, PlacementUse, get_at_path(tree, at)))
+    for path, model, use in named:
+        kind = cast(Kind, PLUGIN_USES[model])
         if isinstance(use, str) and model is PlacementUse:
             yield PluginReference(path, kind, list_yaml_keys(model), "", use, {}, None)
         elif isinstance(use, dict):
             place = _build_plugin_place(path, kind, model, use)
-            profiled = kind in ("estimator", "mask")
-            profile = str(get_at_path(tree, ("credit", "profile"))) if profiled else place.profile
+            if kind in ("estimator", "mask"):
+                profile = str(get_at_path(tree, ("credit", "profile")))
+                place = replace(place, profile=profile)
             if isinstance(place.name, str):
-                yield replace(place, profile=profile)
+                yield place
     yield from _list_foreign_sections(tree)
 
 
@@ -309,10 +304,7 @@ class ExperimentPlugins:
     warnings: tuple[Diagnostic, ...] = ()
 
     def compute_digest(self, spec: ExperimentSpec) -> str:
-        """Returns the digest that identifies an experiment with these plugins, except the seed.
-
-        An option that is written with its default value counts as omitted.
-        """
+        """Returns the experiment's digest, with options that have their defaults left out."""
         return spec.compute_digest(self.default_options)
 
     def list_records(self) -> list[dict[str, Any]]:
@@ -422,75 +414,70 @@ def _demonstrates(task: Plugin) -> bool:
     return bool(getattr(task, "demonstrates", True))
 
 
-PROVIDERS: Mapping[str, Provider] = MappingProxyType(
-    {
-        "reference": Provider(
-            "a reference model",
-            lambda spec, task: True,
-            implementation="rlx.run.streams:compute_reference_logprobs",
+PROVIDERS: Mapping[str, Provider] = {
+    "reference": Provider(
+        "a reference model",
+        lambda spec, task: True,
+        implementation="rlx.run.streams:compute_reference_logprobs",
+    ),
+    "distributions": Provider(
+        "the learner's distributions",
+        lambda spec, task: True,
+        implementation="rlx.run.streams:compute_collision_probs",
+    ),
+    "critic": Provider(
+        "a critic",
+        lambda spec, task: spec.critic is not None,
+        "add one: `critic: {}`, or `critic: {learning_rate: 1e-5}`",
+        implementation="rlx.run.streams:compute_critic_values",
+        section="critic",
+        user="gae",
+    ),
+    "monte_carlo": Provider(
+        "a Monte-Carlo continuation of responses",
+        lambda spec, task: (
+            spec.monte_carlo is not None and isinstance(spec.rollout, SingleRolloutSpec)
         ),
-        "distributions": Provider(
-            "the learner's distributions",
-            lambda spec, task: True,
-            implementation="rlx.run.streams:compute_collision_probs",
-        ),
-        "critic": Provider(
-            "a critic",
-            lambda spec, task: spec.critic is not None,
-            "add one: `critic: {}`, or `critic: {learning_rate: 1e-5}`",
-            implementation="rlx.run.streams:compute_critic_values",
-            section="critic",
-            user="gae",
-        ),
-        "monte_carlo": Provider(
-            "a Monte-Carlo continuation of responses",
-            lambda spec, task: (
-                spec.monte_carlo is not None and isinstance(spec.rollout, SingleRolloutSpec)
-            ),
-            "add one: `monte_carlo: {samples: 4}`, with `rollout.schedule: single`",
-            implementation="rlx.run.streams:estimate_state_values",
-            uses_sampler=True,
-            section="monte_carlo",
-            user="vineppo",
-        ),
-        "greedy_answer": Provider(
-            "a greedy answer next to the sampled ones",
-            lambda spec, task: isinstance(spec.rollout, SingleRolloutSpec),
-            "use `rollout.schedule: single`",
-            implementation="rlx.run.streams:compute_greedy_scores",
-        ),
-        "environment": Provider(
-            "a schedule with an environment or an agent",
-            lambda spec, task: isinstance(spec.rollout, MultiTurnRolloutSpec),
-            "use `rollout.schedule: environment` or `agent`",
-        ),
-        "demonstrations": Provider(
-            "the task",
-            lambda spec, task: _demonstrates(task),
-            "choose a task that has demonstrations, name one in model.warm_start.demonstrations, "
-            "or set model.warm_start: null",
-        ),
-        "lessons": Provider(
-            "the task",
-            lambda spec, task: isinstance(task, Rehearsed) and _demonstrates(task),
-            "choose a task that can be rehearsed in the environment (your own task can implement "
-            "rlx.plugin.Rehearsed), or set model.warm_start: null",
-        ),
-    }
-)
+        "add one: `monte_carlo: {samples: 4}`, with `rollout.schedule: single`",
+        implementation="rlx.run.streams:estimate_state_values",
+        uses_sampler=True,
+        section="monte_carlo",
+        user="vineppo",
+    ),
+    "greedy_answer": Provider(
+        "a greedy answer next to the sampled ones",
+        lambda spec, task: isinstance(spec.rollout, SingleRolloutSpec),
+        "use `rollout.schedule: single`",
+        implementation="rlx.run.streams:compute_greedy_scores",
+    ),
+    "environment": Provider(
+        "a schedule with an environment or an agent",
+        lambda spec, task: isinstance(spec.rollout, MultiTurnRolloutSpec),
+        "use `rollout.schedule: environment` or `agent`",
+    ),
+    "demonstrations": Provider(
+        "the task",
+        lambda spec, task: _demonstrates(task),
+        "choose a task that has demonstrations, name one in model.warm_start.demonstrations, "
+        "or set model.warm_start: null",
+    ),
+    "lessons": Provider(
+        "the task",
+        lambda spec, task: isinstance(task, Rehearsed) and _demonstrates(task),
+        "choose a task that can be rehearsed in the environment (your own task can implement "
+        "rlx.plugin.Rehearsed), or set model.warm_start: null",
+    ),
+}
 """Every provider: of streams, by its name in their table (`rlx_registry.STREAMS`), and of other
 things that a plugin may need."""
 
 
 _EVERY_STEP = Provider("every step", lambda spec, task: True)
-NEEDS: Mapping[str, Provider] = MappingProxyType(
-    {
-        stream.name: PROVIDERS.get(stream.provider, _EVERY_STEP)
-        for stream in STREAMS.values()
-        if stream.provider != "credit"
-    }
-    | {name: one for name, one in PROVIDERS.items() if not one.implementation}
-)
+NEEDS: Mapping[str, Provider] = {
+    stream.name: PROVIDERS.get(stream.provider, _EVERY_STEP)
+    for stream in STREAMS.values()
+    if stream.provider != "credit"
+} | {name: one for name, one in PROVIDERS.items() if not one.implementation}
 """The provider of everything that `needs` may name."""
 
 

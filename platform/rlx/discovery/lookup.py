@@ -176,13 +176,8 @@ def _import_plugin(plugin: InstalledPlugin) -> Any:
 
 
 def bind_implementation(plugin: Estimator | Mask | Placement) -> Callable[[Any], Any]:
-    """The function that an estimator, mask or placement names, with its options bound.
-
-    A function with a parameter `options` gets the plugin itself, any other each option by name.
-
-    Raises:
-        PluginError: the function cannot be imported, or is not callable.
-    """
+    """The function that an estimator, mask or placement names, with its options bound: a parameter
+    `options` gets the plugin itself, a function without one each option by name."""
     function = import_implementation(type(plugin).implementation)
     options = {name: getattr(plugin, name) for name in type(plugin).model_fields}
     if "options" in signature(function).parameters and "options" not in options:
@@ -191,11 +186,8 @@ def bind_implementation(plugin: Estimator | Mask | Placement) -> Callable[[Any],
 
 
 def import_implementation(name: str) -> Callable[..., Any]:
-    """Imports the implementation that a plugin names, "module:function".
-
-    Raises:
-        PluginError: the function cannot be imported, or is not callable.
-    """
+    """Imports the function that a plugin names, "module:function"; raises `PluginError` if that is
+    impossible."""
     module, _, attribute = name.partition(":")
     try:
         function = getattr(import_module(module), attribute)

@@ -5,7 +5,7 @@ from .answers import (
     compute_answer_metrics,
     compute_held_out_metrics,
     compute_identical_share,
-    compute_recorded_intervals,
+    compute_intervals,
     find_correctness_reward,
     read_answers,
 )
@@ -44,7 +44,6 @@ from .pictures import (
     save_figure,
     style_axes,
 )
-from .reliability_text import render_reliability_text
 from .statistics import (
     FIGURES,
     EvaluationAnswers,
@@ -87,11 +86,11 @@ __all__ = [
     "compute_expected_calibration_error",
     "compute_held_out_metrics",
     "compute_identical_share",
+    "compute_intervals",
     "compute_maximum_calibration_error",
     "compute_one_bit_auroc",
     "compute_paired_difference",
     "compute_recalibrated_brier",
-    "compute_recorded_intervals",
     "compute_risk_coverage",
     "compute_seed_mean",
     "compute_wilson_interval",
@@ -108,7 +107,6 @@ __all__ = [
     "measure_calibration",
     "read_answers",
     "recalibrate_confidences",
-    "render_reliability_text",
     "save_figure",
     "style_axes",
 ]

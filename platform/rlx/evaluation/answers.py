@@ -57,12 +57,8 @@ def get_stated_confidence(table: RewardTable, place: tuple[int, int]) -> float:
 def collect_stated_confidences(
     trees: Sequence[RolloutTree], table: RewardTable, answers: Sequence[tuple[int, int]]
 ) -> list[list[float]]:
-    """Confidences stated for each answer, in the turns that `_find_stating_turns` returns.
-
-    Returns:
-        A list per answer, nan for an unreadable confidence. All lists are empty if there are no
-        confidence turns and no answer states a confidence.
-    """
+    """Confidences stated for each answer, nan if unreadable. All lists are empty if there are no
+    confidence turns and no answer states a confidence."""
     turns = _find_stating_turns(trees, answers)
     found = [[get_stated_confidence(table, place) for place in own] for own in turns]
     own_turns = turns == [[place] for place in answers]
@@ -73,15 +69,7 @@ def _find_stating_turns(
     trees: Sequence[RolloutTree], answers: Sequence[tuple[int, int]]
 ) -> list[list[tuple[int, int]]]:
     """Turns that state a confidence of each answer: confidence turns below it, or else the nearest
-    one above it, or else, where there are no confidence turns, the answer itself.
-
-    Args:
-        trees: trees of one step.
-        answers: (tree, segment) of each answer.
-
-    Returns:
-        A list of (tree, segment) per answer.
-    """
+    one above it, or else, where there are no confidence turns, the answer itself."""
     found: dict[tuple[int, int], list[tuple[int, int]]] = {place: [] for place in answers}
     for t, tree in enumerate(trees):
         for s in tree.policy_segments:
@@ -99,9 +87,7 @@ def _find_stating_turns(
 
 def compute_identical_share(stated: Sequence[Sequence[float]]) -> float | None:
     """Share of answers with several confidences whose confidences are all equal; None without any.
-
-    A policy with constant confidences can look perfectly calibrated; a share near 1 reveals it.
-    """
+    A policy with constant confidences can look perfectly calibrated; a share near 1 reveals it."""
     several = [group for group in stated if len(group) > 1]
     if not several:
         return None
@@ -116,7 +102,6 @@ class ScoredAnswer:
 
     Attributes:
         problem: index of the problem in the set.
-        problem_id, stratum: id and stratum of the problem.
         sample: index among the problem's answers.
         text: text of the turn that answers; with an environment, of the first turn.
         said: text of the last `answer` span with whitespace normalised; the whole text if there is
@@ -126,7 +111,6 @@ class ScoredAnswer:
         confidence_texts: texts of the turns that state them; empty if the answer does so itself.
         rewards: raw rewards of its turns and of the rollout, by name; means if there are several.
         tokens: number of tokens that the policy wrote in that turn.
-        truncated: whether that turn reached its token limit.
     """
 
     problem: int
@@ -163,8 +147,7 @@ def measure_answer_scaling(
     of answers of any problem.
 
     Args:
-        problems: the answers to each of at least one problem, sampled independently; at least one
-            answer each.
+        problems: the answers to each of at least one problem, sampled independently.
         seed: seed of the random orders of the answers.
 
     Returns:
@@ -173,9 +156,6 @@ def measure_answer_scaling(
         answer with the largest sum of confidences, and `most_confident`, of that with the largest
         one, both None without confidences; `vote_share_ece`, the ECE (10 bins) with the majority's
         share of the k answers as its confidence.
-
-    Raises:
-        ValueError: there is no problem, or a problem has no answer.
 
     Reference:
         Chen et al., "Evaluating large language models trained on code", 2021 (pass@k);
@@ -214,9 +194,6 @@ def compute_pass_at_k(n: int, correct: int, k: int) -> float:
 
     It is an unbiased estimate of pass@k from n samples.
 
-    Raises:
-        ValueError: not 0 <= correct <= n, or not 1 <= k <= n.
-
     Reference:
         Chen et al., "Evaluating large language models trained on code", 2021, equation 1.
 
@@ -232,9 +209,8 @@ def compute_pass_at_k(n: int, correct: int, k: int) -> float:
 def _draw_votes(
     answers: Sequence[ScoredAnswer], ks: Sequence[int], rng: np.random.Generator
 ) -> NDArray[np.float64]:
-    """Votes on one problem, `[4, VOTE_ORDERS, K]`: whether the majority, the vote weighted by
-    confidence and the most confident answer are right; and the majority's share of the answers.
-    """
+    """`[4, VOTE_ORDERS, K]`: whether the majority, the vote weighted by confidence and the most
+    confident answer are right; and the majority's share of the answers."""
     alike = (1.0,) * len(answers)
     confidence: Sequence[float] = alike
     if all(a.confidences for a in answers):
@@ -284,9 +260,7 @@ def read_answers(
     """Extracts every scored answer; dropped answers are left out.
 
     Args:
-        plan: that of the trees.
-        trees: one tree per problem, in the set's order.
-        table: rewards of the trees, scored as in training.
+        trees: one tree per problem, in the set's order, scored as in training.
         correct: name of the correctness reward, of answers or of whole rollouts.
         most: number of answers that are taken of each problem; None takes all.
     """
@@ -345,10 +319,8 @@ def compute_held_out_metrics(
     """Computes the metrics of trees with one answer each, as plain JSON.
 
     Args:
-        plan: the training plan, or that of the trees.
         trees: sampled with `plan.copy_with_sampling(1)`: levels below the answer keep their sample
-            counts, to measure the spread of confidences.
-        table: rewards of the trees, scored as in training.
+            counts, to measure the spread of confidences. Scored as in training.
         correct: name of the correctness reward, of answers or of whole rollouts.
 
     Returns:
@@ -374,8 +346,8 @@ def compute_held_out_metrics(
 
 
 def build_pairs(answers: Sequence[ScoredAnswer]) -> dict[str, Any]:
-    """The (correct, confidence) pairs as plain JSON: `problem_ids`, `strata`, `correct`, and the
-    first `confidence` of each answer, None where unreadable; or None if none is requested."""
+    """The (correct, confidence) pairs as plain JSON, with the first `confidence` of each answer,
+    None where unreadable; or None if none is requested."""
     stated = [a.to_json()["confidences"] for a in answers]
     return {
         "problem_ids": [a.problem_id for a in answers],
@@ -388,12 +360,7 @@ def build_pairs(answers: Sequence[ScoredAnswer]) -> dict[str, Any]:
 def compute_answer_metrics(
     answers: Sequence[ScoredAnswer], *, seed: int, draws: int = DRAWS
 ) -> dict[str, Any]:
-    """Computes all metrics of a set, as plain JSON.
-
-    Args:
-        answers: at least one.
-        seed: seed of the bootstrap and of the vote orders.
-        draws: number of bootstrap resamples.
+    """Computes all metrics of a set of at least one answer, as plain JSON.
 
     Returns:
         `n` answers, `problems`, accuracy and calibration over all answers, with the first stated
@@ -404,18 +371,12 @@ def compute_answer_metrics(
     for answer in answers:
         problems.setdefault(answer.problem, []).append(answer)
     several = min(map(len, problems.values())) > 1
-    stated = _has_calibration(answers)
-    measures = _build_interval_measures(
-        np.array([a.correct for a in answers], dtype=np.float64),
-        np.array([a.confidences[0] for a in answers]) if stated else None,
-    )
-    ids = [a.problem_id for a in answers]
     return _measure_answers(answers) | {
         "problems": len(problems),
         "rewards": _compute_named_means(a.rewards for a in answers),
         "tokens": float(np.mean([a.tokens for a in answers])),
         "truncated": float(np.mean([a.truncated for a in answers])),
-        "intervals": compute_bootstrap_intervals(ids, measures, seed=seed, draws=draws),
+        "intervals": compute_intervals(build_pairs(answers), seed=seed, draws=draws),
         "scaling": measure_answer_scaling([*problems.values()], seed=seed) if several else None,
     }
 
@@ -425,11 +386,11 @@ def _measure_answers(answers: Sequence[ScoredAnswer]) -> dict[str, Any]:
     where too few can be read: see `READABLE`."""
     correct, strata = [a.correct for a in answers], [a.stratum for a in answers]
     metrics: dict[str, Any] = {"n": len(answers), "accuracy": float(np.mean(correct))}
-    if all(a.confidences for a in answers):
-        unparsable = sum(math.isnan(a.confidences[0]) for a in answers)
+    first = [a.confidences[0] for a in answers if a.confidences]
+    if len(first) == len(answers):
+        unparsable = sum(map(math.isnan, first))
         metrics |= {"unparsable": unparsable, "readable_share": 1 - unparsable / len(answers)}
-    if _has_calibration(answers):
-        first = [a.confidences[0] for a in answers]
+    if len(first) == len(answers) and is_readable(first):
         ids = [a.problem_id for a in answers]
         alike = compute_identical_share([a.confidences for a in answers])
         return {**measure_calibration(correct, first, strata, ids), "alike_share": alike}
@@ -438,58 +399,39 @@ def _measure_answers(answers: Sequence[ScoredAnswer]) -> dict[str, Any]:
     return metrics | {"brier": None, "ece": None, "auroc": None, "by_stratum": by_stratum}
 
 
-def _has_calibration(answers: Sequence[ScoredAnswer]) -> bool:
-    """Whether all answers were asked for a confidence, and enough of them state a readable one."""
-    return all(a.confidences for a in answers) and is_readable([a.confidences[0] for a in answers])
-
-
-def compute_recorded_intervals(
-    payload: Mapping[str, Any], names: Collection[str], *, draws: int = DRAWS
+def compute_intervals(
+    pairs: Mapping[str, Any],
+    names: Collection[str] | None = None,
+    *,
+    seed: int = 0,
+    draws: int = DRAWS,
 ) -> dict[str, tuple[float, float] | None]:
-    """95 % intervals over problems of an evaluation's metrics, from its stored answers.
-
-    Args:
-        payload: `problem_ids`, `correct`, and `confidence`, where an unreadable one is null and
-            counts as the worst; without these there are no intervals.
-        names: the metrics.
-        draws: number of resamples.
-    """
-    if not payload.get("problem_ids") or not payload.get("correct"):
+    """95 % intervals over problems of an evaluation's metrics, or of those with some names, from
+    what `build_pairs` returns and evaluations record; without it there are none."""
+    if not pairs.get("problem_ids") or not pairs.get("correct"):
         return {}
-    stated = payload.get("confidence")
-    measures = _build_interval_measures(
-        np.array(payload["correct"], dtype=np.float64),
-        None if stated is None else np.array(stated, dtype=np.float64),  # null becomes nan
-    )
-    wanted = {name: measure for name, measure in measures.items() if name in names}
-    return compute_bootstrap_intervals(payload["problem_ids"], wanted, seed=0, draws=draws)
-
-
-def _build_interval_measures(
-    correct: NDArray[np.float64], confidence: NDArray[np.float64] | None
-) -> Any:
-    """Metrics that get intervals, as functions of resampled positions."""
+    correct = np.array(pairs["correct"], dtype=np.float64)
     measures: dict[str, Any] = {"accuracy": lambda at: float(correct[at].mean())}
-    if confidence is None:
-        return measures
-    _, stated = convert_to_pairs(correct, confidence)
-    of_pairs: dict[str, Any] = {
-        "brier": compute_brier,
-        "ece": compute_expected_calibration_error,
-        "ece_debiased": compute_debiased_ece,
-        "mce": compute_maximum_calibration_error,
-        "auroc": compute_auroc,
-        "auroc_one_bit": compute_one_bit_auroc,
-        "aurc": compute_aurc,
-    }
-
-    for name, function in of_pairs.items():
-        measures[name] = lambda at, function=function: function(correct[at], stated[at])
-    losses = compute_clipped_losses(correct, stated)
-    measures["nll"] = lambda at: float(losses[at].mean())
-    measures["mean_confidence"] = lambda at: float(stated[at].mean())
-    measures["signed_gap"] = lambda at: float((stated[at] - correct[at]).mean())
-    return measures
+    found = np.array(pairs.get("confidence") or [], dtype=np.float64)  # None becomes nan
+    if len(found) and is_readable(found):
+        _, stated = convert_to_pairs(correct, found)
+        of_pairs: dict[str, Any] = {
+            "brier": compute_brier,
+            "ece": compute_expected_calibration_error,
+            "ece_debiased": compute_debiased_ece,
+            "mce": compute_maximum_calibration_error,
+            "auroc": compute_auroc,
+            "auroc_one_bit": compute_one_bit_auroc,
+            "aurc": compute_aurc,
+        }
+        for name, function in of_pairs.items():
+            measures[name] = lambda at, function=function: function(correct[at], stated[at])
+        losses = compute_clipped_losses(correct, stated)
+        measures["nll"] = lambda at: float(losses[at].mean())
+        measures["mean_confidence"] = lambda at: float(stated[at].mean())
+        measures["signed_gap"] = lambda at: float((stated[at] - correct[at]).mean())
+    wanted = {name: one for name, one in measures.items() if names is None or name in names}
+    return compute_bootstrap_intervals(pairs["problem_ids"], wanted, seed=seed, draws=draws)
 
 
 def _compute_named_means(named: Iterable[Mapping[str, float]]) -> dict[str, float]:

@@ -4,16 +4,16 @@ A policy whose confidence depends only on the kind of problem can look perfectly
 `measure_calibration` therefore also reports the scores of a predictor that knows only the problem's
 stratum, the metrics within each stratum, and how varied the confidences are.
 
-Two conventions hold throughout:
+`correct` is `[n]` of 0 or 1, `confidence` `[n]` in [0, 1]; ValueError for no samples, different
+lengths, or values out of range. Conventions hold throughout:
 
 * **Bins** have equal width, `[i/B, (i+1)/B)`, and the last one is closed. An edge is the double
   nearest to `i/B`, so 0.3 lies in bin 3 and 0.7 in bin 7, as expected. (`numpy.linspace` differs:
   its fourth edge is 0.30000000000000004.)
 * **Unreadable confidences** are passed as nan and count as the worst one, 1 for a wrong answer
   and 0 for a right one, as in the rewards: a policy gains nothing by stating none.
-
-**Equal confidences** have no defined order. Where an order is needed, figures average over all
-orders of equal confidences, so the order of the samples does not matter.
+* **Equal confidences** have no defined order. Where an order is needed, figures average over all
+  orders of equal confidences, so the order of the samples does not matter.
 """
 
 import zlib
@@ -35,14 +35,6 @@ def compute_brier(correct: ArrayLike, confidence: ArrayLike) -> float:
 
         BS = 1/n Σᵢ (cᵢ - yᵢ)²
 
-    Args:
-        correct: `[n]` of 0 or 1.
-        confidence: `[n]` in [0, 1]; nan counts as the worst one.
-
-    Raises:
-        ValueError: no samples, different lengths, or values out of range. This holds for every
-            function here that takes these two arrays.
-
     Reference:
         Brier, "Verification of forecasts expressed in terms of probability", 1950.
 
@@ -55,10 +47,7 @@ def compute_brier(correct: ArrayLike, confidence: ArrayLike) -> float:
 
 
 def compute_brier_skill(correct: ArrayLike, confidence: ArrayLike) -> float | None:
-    """Brier skill score relative to the base rate; None when all labels are equal.
-
-    BSS = 1 - BS / (ȳ (1 - ȳ))
-    """
+    """BSS = 1 - BS / (ȳ (1 - ȳ)), relative to the base rate; None when all labels are equal."""
     y, c = convert_to_pairs(correct, confidence)
     uncertainty = float(y.mean() * (1 - y.mean()))
     return None if uncertainty == 0 else 1 - compute_brier(y, c) / uncertainty
@@ -91,11 +80,8 @@ def compute_murphy_decomposition(correct: ArrayLike, confidence: ArrayLike) -> d
 
 
 def compute_clipped_losses(correct: ArrayLike, confidence: ArrayLike) -> Floats:
-    """Negative log-likelihood of every answer in nats, `[n]`, with clipped confidences.
-
-    Without clipping, a confidence of exactly 0 or 1 would have a loss of 0 or infinity; with .001 a
-    mistake costs at most 6.9 nats.
-    """
+    """Negative log-likelihood of every answer in nats, `[n]`, with clipped confidences: a mistake
+    costs at most 6.9 nats."""
     y, c = convert_to_pairs(correct, confidence)
     sure = np.clip(np.where(y == 1, c, 1 - c), CLIP, 1 - CLIP)
     losses: Floats = -np.log(sure)
@@ -106,13 +92,9 @@ def compute_clipped_losses(correct: ArrayLike, confidence: ArrayLike) -> Floats:
 def build_reliability_bins(
     correct: ArrayLike, confidence: ArrayLike, *, bins: int = 10
 ) -> list[dict[str, Any]]:
-    """Answers in each equal-width bin, as plain JSON.
-
-    Returns:
-        Per bin its edges `low` and `high`, the number `n` of its answers, their mean `confidence`
-        and `accuracy`, and the ends of its 95 % Wilson interval, `accuracy_low` and
-        `accuracy_high`; None in an empty bin.
-    """
+    """Answers in each equal-width bin, as plain JSON: its edges, the number `n` of its answers,
+    their mean `confidence` and `accuracy`, and the ends of its 95 % Wilson interval; None in an
+    empty bin."""
     y, c = convert_to_pairs(correct, confidence)
     slot, edges = _find_bins(c, bins), (np.arange(bins + 1) / bins).tolist()
     found = []
@@ -134,11 +116,6 @@ def compute_expected_calibration_error(
 
         ECE = Σ_b n_b/n |c̄_b - ȳ_b|
 
-    Args:
-        correct: `[n]` of 0 or 1.
-        confidence: `[n]` in [0, 1]; nan counts as the worst one.
-        bins: number of bins `[i/bins, (i+1)/bins)`, the last one closed.
-
     Reference:
         Naeini et al., "Obtaining well calibrated probabilities using Bayesian binning", 2015.
     """
@@ -150,9 +127,8 @@ def compute_expected_calibration_error(
 def compute_equal_mass_ece(correct: ArrayLike, confidence: ArrayLike, *, bins: int = 10) -> float:
     """ECE over bins with about n / bins samples each.
 
-    A sample lies in bin `⌊bins · F⌋`, where F is the share of samples with a smaller confidence.
-    Equal confidences therefore share a bin, and neither the order of the samples nor a monotone
-    rescaling of the confidences changes the bins.
+    A sample lies in bin `⌊bins · F⌋`, where F is the share of samples with a smaller confidence:
+    equal confidences share a bin, and no monotone rescaling changes the bins.
 
     Reference:
         Nixon et al., "Measuring calibration in deep learning", 2019 (adaptive bins).
@@ -175,9 +151,6 @@ def compute_maximum_calibration_error(
 
 def compute_wilson_interval(successes: int, n: int) -> tuple[float, float]:
     """95 % Wilson score interval of a share, which lies in [0, 1] and never has width 0.
-
-    Raises:
-        ValueError: not 0 <= successes <= n, or n is 0.
 
     Reference:
         Wilson, "Probable inference, the law of succession, and statistical inference", 1927.
@@ -212,11 +185,6 @@ def compute_within_auroc(
 
     Every pair of a correct and a wrong answer of the same stratum counts once, so a predictor that
     knows only the stratum scores exactly .5. None if no stratum has both labels.
-
-    Args:
-        correct: `[n]` of 0 or 1.
-        confidence: `[n]` in [0, 1]; nan counts as the worst one.
-        stratum: `[n]` labels.
     """
     y, c = convert_to_pairs(correct, confidence)
     labels = np.asarray(stratum)
@@ -242,19 +210,8 @@ def compute_extreme_share(confidence: Floats) -> float:
 
 
 def stratum_predictor(correct: ArrayLike, stratum: ArrayLike) -> Floats:
-    """Each sample's stratum accuracy, measured on the same data, as its confidence: the best that a
-    predictor knowing only the stratum can do.
-
-    Args:
-        correct: `[n]` of 0 or 1.
-        stratum: `[n]` labels.
-
-    Returns:
-        `[n]` in [0, 1].
-
-    Raises:
-        ValueError: no samples, or different lengths.
-    """
+    """`[n]` each sample's stratum accuracy, measured on the same data, as its confidence: the best
+    that a predictor knowing only the stratum can do."""
     y, labels = np.asarray(correct, dtype=np.float64), np.asarray(stratum)
     if y.ndim != 1 or y.shape != labels.shape or not len(y):
         raise ValueError(f"correct has shape {y.shape}, stratum {labels.shape}")
@@ -265,11 +222,7 @@ def stratum_predictor(correct: ArrayLike, stratum: ArrayLike) -> Floats:
 
 # Helpers -----------------------------------------------------------------------------------------
 def convert_to_pairs(correct: ArrayLike, confidence: ArrayLike) -> tuple[Floats, Floats]:
-    """Returns both as validated float64 `[n]`, with nan replaced by the worst confidence, 1 - y.
-
-    Raises:
-        ValueError: no samples, different lengths, or values out of range.
-    """
+    """Returns both as validated float64 `[n]`, with nan replaced by the worst confidence, 1 - y."""
     stated = np.asarray(confidence)
     if stated.dtype == np.float32:
         # Convert via the shortest decimal: widening float32 0.7 would move it to another bin.
@@ -307,16 +260,11 @@ Ties = Literal["expected", "stable"]
 def compute_risk_coverage(
     correct: ArrayLike, confidence: ArrayLike, *, ties: Ties = "expected"
 ) -> Floats:
-    """Share of wrong answers among the k most confident, for k = 1..n.
+    """`[n]` share of wrong answers among the k most confident, for k = 1..n.
 
     Args:
-        correct: `[n]` of 0 or 1.
-        confidence: `[n]` in [0, 1]; nan counts as the worst one.
-        ties: "expected" averages over all orders of equal confidences, so the order of the samples
-            does not matter; "stable" keeps the order of the samples.
-
-    Returns:
-        `[n]`; the last one is 1 - accuracy.
+        ties: "expected" averages over all orders of equal confidences; "stable" keeps the order of
+            the samples.
 
     Reference:
         Geifman and El-Yaniv, "Selective classification for deep neural networks", 2017.
@@ -339,11 +287,7 @@ def compute_aurc(correct: ArrayLike, confidence: ArrayLike, *, ties: Ties = "exp
 def compute_accuracy_at_coverage(
     correct: ArrayLike, confidence: ArrayLike, coverage: float, *, ties: Ties = "expected"
 ) -> float:
-    """Accuracy over the `ceil(coverage · n)` most confident answers.
-
-    Raises:
-        ValueError: coverage is not in (0, 1].
-    """
+    """Accuracy over the `ceil(coverage · n)` most confident answers."""
     if not 0 < coverage <= 1:
         raise ValueError(f"coverage is {coverage}; it must lie in (0, 1]")
     risk = compute_risk_coverage(correct, confidence, ties=ties)
@@ -368,9 +312,6 @@ def compute_coverage_at_risk(correct: ArrayLike, confidence: ArrayLike, risk: fl
     """The largest share of answers that a threshold can keep with at most `risk` of them wrong.
 
     A threshold keeps equal confidences together, so ties need no order. 0 if no threshold works.
-
-    Raises:
-        ValueError: risk is not in [0, 1].
     """
     if not 0 <= risk <= 1:
         raise ValueError(f"risk is {risk}; it must lie in [0, 1]")
@@ -411,11 +352,6 @@ def compute_debiased_ece(correct: ArrayLike, confidence: ArrayLike, *, bins: int
     expected addition has a closed form. A bin whose answers are all right or all wrong is not
     corrected.
 
-    Args:
-        correct: `[n]` of 0 or 1.
-        confidence: `[n]` in [0, 1]; nan counts as the worst one.
-        bins: number of bins, as in `compute_expected_calibration_error`.
-
     Reference:
         Kumar, Liang and Ma, "Verified uncertainty calibration", arXiv 1909.10155, and the
         estimator of their code for absolute gaps.
@@ -437,10 +373,8 @@ def compute_debiased_ece(correct: ArrayLike, confidence: ArrayLike, *, bins: int
 
 
 def compute_one_bit_auroc(correct: ArrayLike, confidence: ArrayLike) -> float | None:
-    """AUROC of whether the confidence is at least .5; None when all labels are equal.
-
-    A confidence whose AUROC is no higher says no more than yes or no.
-    """
+    """AUROC of whether the confidence is at least .5; None when all labels are equal. A confidence
+    whose AUROC is no higher says no more than yes or no."""
     y, c = convert_to_pairs(correct, confidence)
     return compute_auroc(y, (c >= THRESHOLD).astype(np.float64))
 
@@ -448,10 +382,8 @@ def compute_one_bit_auroc(correct: ArrayLike, confidence: ArrayLike) -> float | 
 def compute_recalibrated_brier(
     correct: ArrayLike, confidence: ArrayLike, problems: Sequence[str] | None = None
 ) -> float | None:
-    """Brier score of `recalibrate_confidences`, with its arguments; None where that is None.
-
-    What remains is mostly a lack of discrimination, since no map can mend that.
-    """
+    """Brier score of `recalibrate_confidences`. What remains is mostly a lack of discrimination,
+    since no map can mend that."""
     mapped = recalibrate_confidences(correct, confidence, problems)
     return None if mapped is None else compute_brier(correct, mapped)
 
@@ -464,17 +396,11 @@ def halve_problems(problems: Sequence[str]) -> NDArray[np.bool_]:
 def recalibrate_confidences(
     correct: ArrayLike, confidence: ArrayLike, problems: Sequence[str] | None = None
 ) -> Floats | None:
-    """Confidences after an increasing map that is fitted on other problems.
-
-    Each half of the problems gets the map that isotonic regression fits on the other half.
+    """`[n]` confidences after an increasing map: each half of the problems gets the map that
+    isotonic regression fits on the other half. None if a half is empty, as with a single problem.
 
     Args:
-        correct: `[n]` of 0 or 1.
-        confidence: `[n]` in [0, 1]; nan counts as the worst one.
         problems: `[n]` id of each answer's problem, which stay together; None if all differ.
-
-    Returns:
-        `[n]`; None if a half is empty, as with a single problem.
 
     Reference:
         Zadrozny and Elkan, "Transforming classifier scores into accurate multiclass probability
@@ -511,37 +437,14 @@ def measure_calibration(
 ) -> dict[str, Any]:
     """Computes all calibration metrics, as plain JSON: undefined ones are None, never nan.
 
+    Those of a name here are its function's. `signed_gap` is positive where overconfident; an
+    `auroc_one_bit` near `auroc` means that the confidence says no more than yes or no; an `auroc`
+    near `stratum_auroc`, that it reflects only the kind of problem.
+
     Args:
-        correct: `[n]` of 0 or 1.
         confidence: `[n]` in [0, 1]; nan if unparsable.
         stratum: `[n]` labels known before answering; None puts all in one stratum.
         problems: `[n]` the problem of each answer; None if all differ.
-
-    Returns:
-        * `n` pairs; `unparsable` of them without a readable confidence, which counts as the worst
-          one; `readable_share`, the adherence to the format; `accuracy`; `mean_confidence`;
-          `signed_gap`, their difference, positive where overconfident.
-        * `brier`; `brier_skill`, 1 - brier / (base rate's Brier); `brier_recalibrated`, after an
-          increasing map that is fitted on other problems; `murphy`, its decomposition; `nll`,
-          clipped at .001, in nats.
-        * `ece`, 10 equal-width bins; `ece_15`; `ece_mass`, 10 bins of about equal counts;
-          `ece_debiased`, without the part that comes from having few answers per bin; `mce`, the
-          largest gap of the 10 bins; the `bins` themselves.
-        * `auroc`; `auroc_one_bit`, of whether the confidence is at least .5: near `auroc`, the
-          confidence says no more than yes or no; `within_auroc`, among answers to problems of the
-          same stratum: what it knows beyond the kind of problem; `auprc_error`, average precision
-          of detecting errors.
-        * `aurc`, area under the risk-coverage curve, averaged over ties; `e_aurc`, its excess over
-          the best order; `accuracy_at`, over the most confident 50, 80 and 90 %, by coverage;
-          `coverage_at`, the largest coverage with at most 5 and 10 % wrong, by risk.
-        * `distinct_share`, distinct values / n; `extreme_share`, within .01 of 0 or 1; `entropy`,
-          of the histogram over the 10 bins, in nats.
-        * `stratum_brier` and `stratum_auroc`, of predicting each stratum's accuracy in these data:
-          an `auroc` near it means that the confidence reflects only the kind of problem;
-          `by_stratum`, metrics within each stratum, by its label.
-
-    Raises:
-        ValueError: no samples, different lengths, or values out of range.
     """
     y, c = convert_to_pairs(correct, confidence)
     labels = np.full(len(y), "") if stratum is None else np.asarray(stratum, dtype=np.str_)

@@ -25,13 +25,8 @@ FEW = 0.5
 
 @dataclass(frozen=True, slots=True)
 class TurnContact:
-    """The turns of one kind.
-
-    Attributes:
-        turns: how many there are.
-        truncated: share that ended at `max_new_tokens`.
-        spans: share that holds each span.
-    """
+    """The turns of one kind: the share cut off at `max_new_tokens`, and that which holds
+    each span."""
 
     turns: int
     truncated: float
@@ -60,7 +55,6 @@ class GroupContact:
     """The groups of one kind of turn whose tokens learn.
 
     Attributes:
-        groups: how many there are.
         with_signal: how many of them have scores that differ, or where the estimator does not
             compare siblings, whether any scores differ: all or none. All if there is a teacher.
     """
@@ -71,14 +65,8 @@ class GroupContact:
 
 @dataclass(frozen=True, slots=True)
 class ContactSample:
-    """A turn in full.
-
-    Attributes:
-        kind: kind of turn.
-        read: what the model read before it, with the control tokens of the chat template.
-        wrote: the tokens of the turn as text, control tokens included.
-        rewards: its rewards, by name, with their reasons.
-    """
+    """A turn in full: what the model read before it, what it wrote, and its rewards with their
+    reasons."""
 
     kind: str
     read: str
@@ -91,10 +79,8 @@ class FirstContact:
     """What a model's answers to a few training problems say about the run that is to come.
 
     Attributes:
-        prompts: number of problems.
-        turns: by kind of turn.
+        turns, groups: by kind of turn.
         rewards: by name.
-        groups: by kind of turn.
         samples: some turns in full.
         advice: what to change, most important first; empty if nothing stands out.
     """
@@ -120,10 +106,7 @@ class FirstContact:
         return "; ".join(self._describe_shares(reasons=0))
 
     def list_lines(self) -> list[str]:
-        """Lines for a terminal or a log: shares, reasons, samples in full, and what to change.
-
-        What a model wrote is escaped.
-        """
+        """Lines for a terminal or a log; what a model wrote is escaped."""
         lines = [f"first contact: {self.prompts} problems"]
         lines += [f"  {line}" for line in self._describe_shares(reasons=REASONS)]
         for number, sample in enumerate(self.samples, 1):
@@ -135,7 +118,6 @@ class FirstContact:
         return [escape_unprintable(line) for line in lines]
 
     def _describe_shares(self, reasons: int) -> Iterator[str]:
-        """Yields a line per kind of turn, per reward, and per kind of group."""
         for kind, turn in self.turns.items():
             held = [f"{v:.0%} hold `{name}`" for name, v in turn.spans.items()]
             cut = [f"{turn.truncated:.0%} are cut off"] if turn.truncated else []
@@ -158,9 +140,6 @@ def describe_first_contact(
     """Describes a model's rollouts of a phase.
 
     Args:
-        setup: the phase.
-        trees: rollouts of some problems.
-        table: their rewards.
         decode: returns the text of tokens, control tokens included.
     """
     turns = _describe_kinds(setup, trees)
@@ -217,11 +196,8 @@ def _count_groups(
     """Groups of rows that learn, by the requested kind of their last turn; rows below a fork of an
     agent's history are of the kind of those above."""
     kinds = list(setup.spec.rollout.turns)
-    learning = set(setup.plan.list_learning_trees(len(trees) // setup.plan.trees_per_prompt))
     spec = setup.spec
-    without = find_lost_rows(trees, table, needs_reward=spec.learns_from_rewards) | {
-        (row.tree, row.segment) for row in list_batch_rows(trees) if row.tree not in learning
-    }
+    without = find_lost_rows(trees, table, needs_reward=spec.learns_from_rewards)
     if len(without) == len(list_batch_rows(trees)):
         return {kind: GroupContact(0, 0) for kind in kinds}
     batch = build_token_batch(trees, without=without)

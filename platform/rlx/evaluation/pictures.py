@@ -1,9 +1,9 @@
 """Plots of calibration, held-out sets, suites and training as files.
 
-Colours are from the Okabe-Ito palette, which is safe for colour-blind readers; every plot is also
-readable in grey. Figures use Matplotlib's object-oriented API, so nothing here touches pyplot's
-global state or needs a display. A plot is written as `.png` and `.svg`, which replace the suffix of
-its path; both files are returned. Without anything to draw there is a ValueError.
+Colours are from the Okabe-Ito palette, which is safe for colour-blind readers. Figures use
+Matplotlib's object-oriented API, so nothing here touches pyplot's global state or needs a display.
+A plot is written as `.png` and `.svg`, which replace the suffix of its path; both files are
+returned.
 """
 
 import math
@@ -15,13 +15,6 @@ import numpy as np
 
 from rlx.evaluation.answers import ScoredAnswer
 from rlx.evaluation.calibration import compute_risk_coverage
-from rlx.evaluation.reliability_text import (
-    Figures,
-    format_answer_counts,
-    format_headline,
-    format_stratum_reference,
-    list_held_bins,
-)
 
 BLUE, ORANGE = "#0072B2", "#D55E00"
 SERIES = ("#009E73", BLUE, ORANGE, "#CC79A7", "#56B4E9", "#E69F00")
@@ -30,12 +23,8 @@ INK, FAINT, GRID = "#262626", "#767676", "#E4E4E4"
 
 
 def build_figure(width: float, height: float, **padding: Any) -> Any:
-    """Creates an empty white figure.
-
-    Args:
-        width, height: size in inches.
-        padding: options of Matplotlib's constrained layout.
-    """
+    """Creates an empty white figure of so many inches, with options of Matplotlib's constrained
+    layout."""
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 
@@ -73,6 +62,8 @@ def save_figure(drawn: Any, path: Path) -> tuple[Path, Path]:
 
 
 Curve = Sequence[tuple[int, float]]
+Figures = Mapping[str, Any]
+"""Figures of answers as plain JSON, as they are recorded."""
 
 
 def draw_reliability_diagram(before: Figures, after: Figures, path: Path) -> tuple[Path, Path]:
@@ -80,10 +71,6 @@ def draw_reliability_diagram(before: Figures, after: Figures, path: Path) -> tup
 
     Each point is a bin at its mean confidence, with the 95 % Wilson interval of its accuracy. Its
     area grows with the bin's count; the histogram below shows the exact count.
-
-    Args:
-        before, after: figures of `measure_calibration`.
-        path: of the files.
     """
     columns = {"Before training": (before, ORANGE), "After training": (after, BLUE)}
     return _draw_reliability_columns(columns, path)
@@ -106,12 +93,8 @@ def _draw_reliability_columns(
 
 
 def draw_learning_curves(metrics: Mapping[str, Curve], path: Path) -> tuple[Path, Path]:
-    """Draws one small panel per metric, in the order given.
-
-    Args:
-        metrics: `(step, value)` pairs by name; values that are not finite leave a gap.
-        path: of the files.
-    """
+    """Draws one small panel per metric, in the order given; values that are not finite
+    leave a gap."""
     if not metrics:
         raise ValueError("no metrics to draw")
     columns = min(3, len(metrics))
@@ -127,9 +110,6 @@ def draw_learning_curves(metrics: Mapping[str, Curve], path: Path) -> tuple[Path
             panel.tick_params(labelbottom=True)
     drawn.supxlabel("step", color=INK, fontsize=10)
     return save_figure(drawn, path)
-
-
-# Helpers -----------------------------------------------------------------------------------------
 
 
 def draw_diagonal(axes: Any) -> None:
@@ -151,7 +131,7 @@ def draw_bin_bar(axes: Any, edges: tuple[float, float], height: float, n: int, c
 
 def _draw_reliability(axes: Any, calibration: Figures, colour: str, title: str) -> None:
     """Draws the accuracy of each bin, with its Wilson interval, against its mean confidence."""
-    held = list_held_bins(calibration)
+    held = [b for b in calibration["bins"] if b["n"]]
     x, y = [b["confidence"] for b in held], [b["accuracy"] for b in held]
     low = [b["accuracy"] - b["accuracy_low"] for b in held]
     high = [b["accuracy_high"] - b["accuracy"] for b in held]
@@ -161,10 +141,19 @@ def _draw_reliability(axes: Any, calibration: Figures, colour: str, title: str) 
     area = [18 + 170 * b["n"] / calibration["n"] for b in held]
     axes.scatter(x, y, s=area, color=colour, edgecolor="white", linewidth=0.8, zorder=4)
     axes.set_title(title, loc="left", color=INK, fontsize=13, fontweight="bold", pad=40)
-    caption = f"{format_headline(calibration)}\n{format_stratum_reference(calibration)}"
+    auroc, known = (
+        "-" if calibration[name] is None else f"{calibration[name]:.2f}"
+        for name in ("auroc", "stratum_auroc")
+    )
+    caption = (
+        f"accuracy {calibration['accuracy']:.2f} · stated {calibration['mean_confidence']:.2f} · "
+        f"Brier {calibration['brier']:.3f} · ECE {calibration['ece']:.3f} · AUROC {auroc}\n"
+        f"stratum alone: Brier {calibration['stratum_brier']:.3f}, AUROC {known} · {len(held)} of "
+        f"{len(calibration['bins'])} bins used"
+    )
     note = axes.text(0, 1.025, caption, transform=axes.transAxes, color=INK, linespacing=1.5)
     note.set(fontsize=8.5, in_layout=False)
-    counts = format_answer_counts(calibration)
+    counts = f"{calibration['n']} answers, {calibration['unparsable']} unreadable"
     axes.set_title(counts, loc="right", color=FAINT, fontsize=8.5, pad=40)
 
 
@@ -177,38 +166,19 @@ def _draw_shares(axes: Any, calibration: Figures, colour: str) -> None:
     axes.set_xlabel("stated confidence", color=INK)
 
 
-CONSTANT = 1e-6
-"""Range of a curve, as a share of its size, below which it is drawn as constant: rounding errors
-would fill the panel."""
-
-
 def _draw_training_curve(axes: Any, name: str, curve: Curve) -> None:
     style_axes(axes)
     steps = [step for step, _ in curve]
     values = [value if math.isfinite(value) else math.nan for _, value in curve]
-    noisy = len(values) >= 40
-    axes.plot(steps, values, color=BLUE, linewidth=0.8 if noisy else 1.5, alpha=0.3 if noisy else 1)
-    if noisy:
-        axes.plot(steps, _running_mean(values, len(values) // 20), color=BLUE, linewidth=1.7)
-    if len(values) <= 12:
-        axes.plot(steps, values, "o", color=BLUE, markersize=3.5)
-    finite = [value for value in values if math.isfinite(value)] or [0.0]
-    size = max(map(abs, finite))
-    if max(finite) - min(finite) <= CONSTANT * size:
-        margin = 0.1 * size or 0.1
-        axes.set_ylim(min(finite) - margin, max(finite) + margin)
+    half = len(values) // 20 if len(values) >= 40 else 0  # noisy: also means over a tenth
+    axes.plot(steps, values, "o-" if len(values) <= 12 else "-", color=BLUE, markersize=3.5)
+    if half:
+        axes.lines[0].set(linewidth=0.8, alpha=0.3)
+        width = 2 * half + 1
+        means = np.convolve(values, np.full(width, 1 / width), "valid")
+        axes.plot(steps[half:-half], means, color=BLUE, linewidth=1.7)
     _set_panel_title(axes, name)
     axes.tick_params(labelsize=8)
-
-
-def _running_mean(values: Sequence[float], half: int) -> list[float]:
-    """Mean over `half` neighbours on either side; nan near the ends, where it would be noisy."""
-    smooth = []
-    for i in range(len(values)):
-        whole = half <= i < len(values) - half
-        near = [v for v in values[i - half : i + half + 1] if math.isfinite(v)] if whole else []
-        smooth.append(math.fsum(near) / len(near) if near else math.nan)
-    return smooth
 
 
 WIDTH = 3.7
@@ -221,13 +191,12 @@ def draw_suite(
     outside: frozenset[str],
     folder: Path,
 ) -> list[Path]:
-    """Draws every plot that the suite has data for.
+    """Draws every plot that the suite has data for: `reliability`, `confidence`, `risk_coverage`
+    and `scaling`.
 
     Args:
-        answers: answers of each set, by name.
         figures: metrics of each set from `compute_answer_metrics`, by name.
         outside: out-of-distribution sets, drawn in another colour.
-        folder: of `reliability`, `confidence`, `risk_coverage` and `scaling`.
     """
     colours = {name: ORANGE if name in outside else BLUE for name in answers}
     stated = [name for name, found in figures.items() if found["brier"] is not None]

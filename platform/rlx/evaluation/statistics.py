@@ -3,7 +3,7 @@
 import math
 import warnings
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Self
 
 import numpy as np
@@ -42,8 +42,7 @@ def compute_bootstrap_intervals(
         groups: `[n]` the problem of each sample.
         measures: functions from sample positions, possibly repeated, to a metric; None if it is
             undefined.
-        seed: seed of the resamples, which all measures share.
-        draws: number of resamples.
+        seed: of the resamples, which all measures share.
 
     Returns:
         (low, high) by name; None with fewer than two groups, or if a metric was undefined in
@@ -96,11 +95,9 @@ def _bootstrap(data: tuple[Any, ...], statistic: Any, seed: int, draws: int, **o
 
 @dataclass(frozen=True, slots=True)
 class SeedMean:
-    """Mean of a metric over seeds.
+    """Mean of a metric over `n` seeds.
 
     Attributes:
-        n: number of seeds.
-        mean: mean over seeds.
         std: sample standard deviation (n - 1); None for one seed.
         low, high: 95 % interval by Student's t, cut off at the range of the metric; None for fewer
             than `LEAST_SEEDS`.
@@ -114,16 +111,14 @@ class SeedMean:
 
 
 @dataclass(frozen=True, slots=True)
-class SeedDifference:
+class SeedDifference(SeedMean):
     """Difference of a metric between two recipes, paired by seed.
 
     Attributes:
-        over: the mean difference, with its interval.
         p: p-value of the exact paired permutation test: share of all sign flips whose mean is at
             least as far from 0. With n seeds it is at least 2 / 2ⁿ.
     """
 
-    over: SeedMean
     p: float
 
 
@@ -131,11 +126,7 @@ def compute_seed_mean(values: Sequence[float], within: Range = UNLIMITED) -> See
     """Mean, standard deviation and 95 % interval over independent runs.
 
     Args:
-        values: value of the metric in each run.
         within: smallest and largest value that the metric can have.
-
-    Raises:
-        ValueError: `values` is empty.
 
     Reference:
         Student, "The probable error of a mean", 1908.
@@ -155,14 +146,12 @@ def compute_seed_mean(values: Sequence[float], within: Range = UNLIMITED) -> See
 def compute_paired_difference(
     one: Mapping[int, float], other: Mapping[int, float], within: Range = UNLIMITED
 ) -> SeedDifference | None:
-    """Compares two recipes over their common seeds.
+    """Compares two recipes over their common seeds: `one` minus `other`; None if they share no
+    seed.
 
     Args:
         one, other: values of a metric by seed.
         within: smallest and largest value that a difference can have.
-
-    Returns:
-        `one` minus `other`; None if they share no seed.
 
     Reference:
         Fisher, "The design of experiments", 1935, section 21.
@@ -171,19 +160,16 @@ def compute_paired_difference(
     if not shared:
         return None
     gaps = np.array([one[seed] - other[seed] for seed in shared])
-    over = compute_seed_mean(gaps.tolist(), within)
-    return SeedDifference(over, compute_permutation_p_value(gaps))
+    mean = compute_seed_mean(gaps.tolist(), within)
+    return SeedDifference(**asdict(mean), p=compute_permutation_p_value(gaps))
 
 
 def compute_permutation_p_value(gaps: Floats) -> float:
-    """Two-sided p-value of the paired permutation test that the mean difference is 0.
+    """Two-sided p-value of the paired permutation test that the mean of `[n]` weighted differences
+    is 0.
 
-    Args:
-        gaps: `[n]` differences, multiplied by their weights.
-
-    Returns:
-        Share of all sign flips whose mean is at least as far from 0. Differences of exactly 0 are
-        dropped. Where there are more than `RESAMPLES` sign flips, so many random ones are used.
+    It is the share of all sign flips whose mean is at least as far from 0, without differences of
+    exactly 0. Of more than `RESAMPLES` sign flips, so many random ones are used.
     """
     gaps = gaps[gaps != 0]
     if len(gaps) < 2:  # SciPy needs two; both signs of a single one are as far from 0
@@ -202,13 +188,11 @@ def compute_permutation_p_value(gaps: Floats) -> float:
 
 
 def correct_p_values(p_values: Sequence[float | None]) -> list[float | None]:
-    """Corrects the p-values of a family of tests for their number.
+    """Corrects the p-values of a family of tests for their number; None is a test that was not
+    made.
 
     The corrected values bound the chance that any test of the family is wrongly significant,
     however the tests depend on each other.
-
-    Args:
-        p_values: one per test; None where a test was not made, which does not count.
 
     Reference:
         Holm, "A simple sequentially rejective multiple test procedure", 1979.
@@ -247,23 +231,16 @@ def is_readable(confidences: ArrayLike) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class EvaluationAnswers:
-    """The answers of one evaluation.
-
-    Attributes:
-        problems: `n` problem ids, the same in every run.
-        values: `n` values of single answers, for each available metric of `FIGURES`.
-    """
+    """The answers of one evaluation: problem ids, the same in every run, and values by name of
+    `FIGURES`."""
 
     problems: tuple[str, ...]
     values: Values
 
     @classmethod
     def from_payload(cls, payload: Mapping[str, Any] | None) -> Self | None:
-        """Reads the payload of a recorded evaluation: `problem_ids`, `correct` and `confidence`.
-
-        An unreadable confidence is null and counts as the worst one; see `READABLE`. Returns None
-        if ids or labels are missing.
-        """
+        """Reads the payload of a recorded evaluation: `problem_ids`, `correct` and `confidence`,
+        where null is unreadable and counts as the worst. None if ids or labels are missing."""
         kept = payload or {}
         if not kept.get("problem_ids") or not kept.get("correct"):
             return None
@@ -289,8 +266,7 @@ class ProblemDifference:
         mean: mean over problems of the difference between the recipes' mean values. Problems with
             more answers weigh more, as in the metrics of an evaluation.
         low, high: 95 % interval, by bootstrap over problems.
-        p: p-value of the paired permutation test over problems: share of sign flips of the
-            problems' differences whose mean is at least as far from 0.
+        p: of `compute_permutation_p_value`, over problems.
     """
 
     problems: int
@@ -304,16 +280,12 @@ class ProblemDifference:
 def compare_by_problem(
     one: Mapping[int, EvaluationAnswers], other: Mapping[int, EvaluationAnswers]
 ) -> dict[str, ProblemDifference] | None:
-    """Compares the answers of two recipes to the same problems.
-
-    Only problems are resampled; the trained models are fixed. For the variation between training
-    seeds see `rlx.evaluation.statistics`.
+    """Compares the answers of two recipes to the same problems: `one` minus `other` for each metric
+    that both have; None if they have different problems. Only problems are resampled; the trained
+    models are fixed.
 
     Args:
         one, other: evaluations of one set, by the run's seed.
-
-    Returns:
-        `one` minus `other` for each metric that both have; None if they have different problems.
 
     Reference:
         Fisher, "The design of experiments", 1935, section 21; Efron and Tibshirani, "An
@@ -335,7 +307,13 @@ def compare_by_problem(
             weights = counts[0] * counts[1].sum() + counts[1] * counts[0].sum()
             weights = (weights // np.gcd.reduce(weights)).astype(np.float64)
             gaps = weights * (ours - theirs)
-            drawn = _bootstrap((gaps, weights), _divide_sums, 0, RESAMPLES, paired=True)
+            drawn = _bootstrap(
+                (gaps, weights),
+                lambda gap, weight, axis: gap.sum(axis=axis) / weight.sum(axis=axis),
+                seed=0,
+                draws=RESAMPLES,
+                paired=True,
+            )
             low, high = map(float, drawn.confidence_interval)
             mean = float(gaps.sum() / weights.sum())
             found[figure] = ProblemDifference(
@@ -347,15 +325,8 @@ def compare_by_problem(
 def _group_values_by_problem(
     side: Sequence[EvaluationAnswers], figure: str
 ) -> dict[str, list[float]]:
-    """Values of all evaluations, grouped by problem."""
     answers: dict[str, list[float]] = {}
     for evaluation in side:
         for id_, value in zip(evaluation.problems, evaluation.values[figure], strict=True):
             answers.setdefault(id_, []).append(value)
     return answers
-
-
-def _divide_sums(gaps: Floats, weights: Floats, axis: int) -> Floats:
-    """Weighted means over problems."""
-    means: Floats = gaps.sum(axis=axis) / weights.sum(axis=axis)
-    return means

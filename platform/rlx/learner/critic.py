@@ -13,7 +13,7 @@ from rlx.learner.engine import TrainingEngine
 from rlx.learner.forward import PackedValues, choose_form
 from rlx.learner.pack import PackedBatch, RankMicroBatches
 from rlx.loss import value_loss
-from rlx.model import Policy, copy_model, is_adapted, keep_first_layers, share_model
+from rlx.model import Policy, copy_model, keep_first_layers, share_model
 from rlx.seeding import derive_seed
 from rlx.spec import CriticSpec, RunnerSpec
 from rlx.train_batch import TrainBatch
@@ -29,7 +29,6 @@ class CriticStats:
         value: mean value.
         explained_variance: 1 - Var(R - V) / Var(R); None if all returns are equal.
         grad_norm: gradient norm before clipping.
-        learning_rate: learning rate of the step.
     """
 
     loss: float
@@ -41,27 +40,17 @@ class CriticStats:
 
 
 def critic_rate(spec: CriticSpec, step: int) -> float:
-    """Returns the learning rate of step `step` (from 0) of the run: linear warm-up, then
-    constant."""
+    """The learning rate of step `step` (from 0) of the run: linear warm-up, then constant."""
     return spec.learning_rate * min(1.0, (step + 1) / max(1, spec.warmup_steps))
 
 
 class Critic:
     """Value model that estimates the remaining return. All weights are trained, even with LoRA.
 
-    Args:
-        policy: the initial model, before adapters are added and a learner is built; not modified.
-        runner: ZeRO stage, precision, micro-batch size.
-        spec: optimizer and value clip.
-        ranks: from `join_ranks`.
-        seed: seed of the run.
-
-    Attributes:
-        engine: holds the weights and their optimizer.
+    The policy is the initial model, before adapters are added and a learner is built.
 
     Raises:
         SpecError: this kind of model has no decoder for a value head.
-        ValueError: the policy has adapters.
     """
 
     def __init__(
@@ -72,10 +61,6 @@ class Critic:
         ranks: Ranks,
         seed: int,
     ) -> None:
-        if is_adapted(policy.model):
-            raise ValueError(
-                "the critic copies the plain model: create it before adapters are added"
-            )
         self._clip = spec.value_clip
         self._limit = runner.micro_batch_tokens
         self._ranks = ranks
@@ -89,31 +74,18 @@ class Critic:
         self.engine = TrainingEngine(module, spec, runner, ranks, section="critic")
 
     def values(self, batch: TokenBatch, want: Tensor) -> Tensor:
-        """Computes the current values.
-
-        Args:
-            batch: all rows of the step, the same on every rank.
-            want: `[B, T]` bool, the tokens to compute; never the first of a row.
-
-        Returns:
-            `[B, T]` float32 on every rank: at t, the value of the state before token t; 0 where
-            not wanted.
-        """
+        """Computes, like `Learner.logprobs`, the current value of the state before each token."""
         return self._share(batch, want).gather_token_values(self.engine)
 
     def _share(self, batch: TokenBatch, want: Tensor) -> RankMicroBatches:
         return RankMicroBatches(batch, want, self._limit, self._ranks, merge=self._merges)
 
     def update(self, train: TrainBatch, rate: float) -> CriticStats | None:
-        """Takes one optimizer step towards the returns.
-
-        Args:
-            train: the batch of the whole step, the same on every rank.
-            rate: learning rate of this step.
+        """Takes one optimizer step towards the returns of a batch that is the same on every rank.
 
         Returns:
             Statistics, the same on every rank; None if there are no learning tokens, in which case
-            no rank is updated.
+                no rank is updated.
 
         Raises:
             RlxError: the gradient is not finite.
@@ -156,8 +128,7 @@ class Critic:
 
 
 def _share_decoder(policy: Policy) -> PreTrainedModel:
-    """Returns the model without its language-model head, trainable, as a second module with the
-    same weights."""
+    """Returns the model without its head, trainable, as a second module with the same weights."""
     decoder: PreTrainedModel | None = policy.model.get_decoder()
     if decoder is None or decoder is policy.model:
         kind = policy.model.config.model_type
@@ -170,8 +141,8 @@ def _share_decoder(policy: Policy) -> PreTrainedModel:
 
 @torch.no_grad()
 def _compute_hidden_size(decoder: PreTrainedModel) -> int:
-    """Returns the size of the last hidden state, from a forward pass over one token through the
-    first layers, since configurations have no common name for it."""
+    """Returns the size of the last hidden state by a forward pass: configurations have no common
+    name for it."""
     token = torch.zeros(1, 1, dtype=torch.int64, device=decoder.device)
     with keep_first_layers(decoder):
         return int(decoder(input_ids=token, use_cache=False).last_hidden_state.shape[-1])

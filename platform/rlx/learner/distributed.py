@@ -17,19 +17,13 @@ from rlx.spec import RunnerSpec
 T = TypeVar("T")
 
 TIMEOUT = datetime.timedelta(hours=6)
-"""Maximum wait of a rank for the others. It is long, since the first rank may train a warm start or
-hash a checkpoint meanwhile; `runner.hang_after` ends a run that makes no progress."""
+"""Maximum wait of a rank for the others: the first may train a warm start or hash a checkpoint.
+`runner.hang_after` ends a run that makes no progress."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ranks:
-    """The ranks of a run, seen from one of them.
-
-    Attributes:
-        rank: of this process.
-        count: number of ranks.
-        device: on which this rank computes.
-    """
+    """The ranks of a run, seen from one of them, which computes on `device`."""
 
     rank: int
     count: int
@@ -49,10 +43,7 @@ class Ranks:
         return items
 
     def sum_tensors(self, tensor: Tensor) -> Tensor:
-        """Sums a CPU tensor over the ranks; the result is the same on every rank.
-
-        Only the sum travels, so memory does not grow with the number of ranks.
-        """
+        """Sums a CPU tensor over the ranks; the result is the same on every rank."""
         if self.count == 1:
             return tensor
         total = tensor.to(self.device)  # NCCL has no CPU tensors
@@ -67,9 +58,6 @@ class Ranks:
 
 def join_ranks(runner: RunnerSpec) -> Ranks:
     """Joins the process group described by torchrun's environment variables.
-
-    Args:
-        runner: names the device and the threads.
 
     Raises:
         EnvironmentFault: the run uses CUDA (by request, or because there are GPUs), and there is no

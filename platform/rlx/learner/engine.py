@@ -14,7 +14,6 @@ from rlx.errors import RlxError
 from rlx.importing import hide_packages
 from rlx.learner.distributed import Ranks
 from rlx.learner.pack import PackedBatch, RankMicroBatches
-from rlx.learner.universal import frozen_value
 from rlx.model import convert_weights
 from rlx.spec import CriticSpec, OptimizerSpec, RunnerSpec
 
@@ -44,11 +43,7 @@ class TrainingEngine:
     """Owns trained weights and their optimizer. A process may have several engines.
 
     Args:
-        module: on any device, in any precision; see `_place_weights`. Parameters without
-            `requires_grad` are frozen.
-        spec: settings of AdamW, and the maximum gradient norm.
-        runner: ZeRO stage, precision.
-        ranks: from `join_ranks`.
+        module: on any device, in any precision. Parameters without `requires_grad` are frozen.
         section: YAML section of `spec`, for error messages.
     """
 
@@ -103,7 +98,6 @@ class TrainingEngine:
             share: this rank's micro-batches, at least one.
             term: computes a micro-batch's part of the loss, `[]`, already divided by the
                 denominators of the whole step.
-            rate: learning rate of this step.
 
         Returns:
             The global gradient norm before clipping, the same on every rank.
@@ -146,8 +140,8 @@ class TrainingEngine:
 
         Args:
             folder: written by `save` with the same number of ranks and ZeRO stage.
-            universal: the folder was written by `convert_checkpoints` instead, from any number of
-                ranks and any stage.
+            universal: the folder was written by `convert_checkpoints` instead, from any ranks and
+                stage.
 
         Raises:
             RlxError: DeepSpeed cannot load the checkpoint.
@@ -158,7 +152,7 @@ class TrainingEngine:
             raise RlxError(f"DeepSpeed cannot load the checkpoint {folder}")
         for name, parameter in self._module.named_parameters() if universal else ():
             if not parameter.requires_grad:  # DeepSpeed's conversion omits it
-                whole = frozen_value(folder, name)
+                whole = torch.load(folder / "zero" / name / "fp32.pt", weights_only=True)["param"]
                 with (
                     torch.no_grad(),
                     deepspeed.zero.GatheredParameters(
@@ -178,11 +172,10 @@ class TrainingEngine:
 def _place_weights(
     module: nn.Module, runner: RunnerSpec, device: torch.device, config: dict[str, Any]
 ) -> None:
-    """Moves a module to the rank's device in the precision of training, one weight at a time.
+    """Moves a module to the rank's device in the precision of training, one weight at a time; under
+    ZeRO stage 3 a rank keeps its part of each.
 
-    Under ZeRO stage 3 a rank keeps its part of every weight: no more than one whole weight is on
-    the device at a time. The float32 weights that Adam updates are made from those in the precision
-    of training, by DeepSpeed, whatever the precision of the module was before.
+    DeepSpeed makes the float32 weights that Adam updates from those in the precision of training.
     """
     dtype = getattr(torch, runner.dtype)
     convert_weights(module, dtype)
@@ -197,14 +190,8 @@ def _place_weights(
 def shard_frozen_module(module: nn.Module, runner: RunnerSpec, ranks: Ranks) -> Callable[..., Any]:
     """Shards a module that is not trained, under ZeRO stage 3.
 
-    Args:
-        module: without gradients, on any device, in any precision; its weights may be those of
-            another module that is not sharded yet, which keeps them.
-        runner: precision.
-        ranks: from `join_ranks`.
-
-    Returns:
-        The module's forward, which every rank must call equally often.
+    Its weights may be those of another module that is not sharded yet, which keeps them. Every rank
+    must call the returned forward equally often.
     """
     config = _build_deepspeed_config(runner, OptimizerSpec(), ranks)
     config["zero_optimization"] = {"stage": 3}
@@ -216,7 +203,6 @@ def shard_frozen_module(module: nn.Module, runner: RunnerSpec, ranks: Ranks) -> 
 
 
 def _build_deepspeed_config(runner: RunnerSpec, spec: AdamSpec, ranks: Ranks) -> dict[str, Any]:
-    """Builds DeepSpeed's configuration. Gradient accumulation boundaries are set explicitly."""
     # By default, gradients of a bfloat16 model are accumulated in bfloat16; stage 0 requires that.
     sums = {"data_types": {"grad_accum_dtype": "fp32"}} if runner.zero_stage else {}
     zero: dict[str, Any] = {"stage": runner.zero_stage}

@@ -1,17 +1,14 @@
-"""Ways (forms) to run the model on packed rows; `choose_form` picks the fastest one that works.
+"""Ways (forms) to run the model on packed rows; all compute the same outputs.
 
-All forms compute the same outputs. There is one per kind of device: block-sparse flex attention on
-a GPU, attention in blocks of tokens on a CPU. A model that admits no mask of ours reads what rows
-share once and continues its KV cache with gradient. Plain rows, without sharing, judge all.
-
-A form turns a micro-batch into calls of the model. The number of calls must not depend on the
-micro-batch, since under ZeRO stage 3 every call gathers weights from all ranks.
+There is one per kind of device: block-sparse flex attention on a GPU, attention in blocks of tokens
+on a CPU. A model that admits no mask of ours reads what rows share once and continues its KV cache
+with gradient. Plain rows, without sharing, judge all. The number of calls of the model must not
+depend on the micro-batch: under ZeRO stage 3 every call gathers weights from all ranks.
 """
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cache
 from typing import Any, ClassVar
 
 import torch
@@ -49,8 +46,7 @@ class AttentionBlocks:
         sizes: (blocks, queries per block, keys per block) for each group of blocks that are
             computed together.
         masks: for each group, `[blocks, 1, queries, keys]` float32, added to scores: -inf where a
-            query must not attend. Shared by all layers; every layer would convert a bool mask to
-            float and keep it until its backward pass.
+            query must not attend. A bool mask would be converted, and kept, by every layer.
         query_positions, key_positions: for each group, `[blocks, queries or keys]`, position of
             each token in its row.
         length: tokens of the longest row.
@@ -69,15 +65,10 @@ class AttentionBlocks:
 
     @classmethod
     def from_positions(cls, positions: Tensor, ends: Tensor) -> "AttentionBlocks":
-        """Partitions a micro-batch into blocks.
-
-        Args:
-            positions, ends: `[L]` as in `PackedBatch`.
-        """
+        """Partitions a micro-batch, whose `[L]` positions and ends are those of `PackedBatch`."""
         device, length = ends.device, int(positions.max()) + 1
         ends, places = ends.cpu(), positions.cpu()
-        size = cls.choose_size(positions)
-        tokens = torch.arange(len(ends)).split(size)
+        tokens = torch.arange(len(ends)).split(max(SMALLEST, length // PATHS_PER_BLOCK))
         paths = [torch.cat([(ends[: t[0]] > t[0]).nonzero()[:, 0], t]) for t in tokens]
         buckets: list[list[int]] = []
         for block in sorted(range(len(tokens)), key=lambda n: len(paths[n]), reverse=True):
@@ -108,11 +99,6 @@ class AttentionBlocks:
             length=length,
         )
 
-    @staticmethod
-    def choose_size(positions: Tensor) -> int:
-        """Tokens of a block, for the `[L]` positions of a micro-batch."""
-        return max(SMALLEST, (int(positions.max()) + 1) // PATHS_PER_BLOCK)
-
     def select_masks(self, window: int | None) -> tuple[Tensor, ...]:
         """The masks of a layer that sees `window` tokens, itself included; None: all."""
         if window is None or window >= self.length:
@@ -127,7 +113,7 @@ class AttentionBlocks:
 
 
 def _stack_token_rows(rows: list[Tensor]) -> Tensor:
-    """Returns the rows stacked to `[n, longest]`, padded with -1."""
+    """Stacks rows to `[n, longest]`, padded with -1."""
     longest = max(map(len, rows))
     return torch.stack([pad(row, (0, longest - len(row)), value=-1) for row in rows])
 
@@ -202,17 +188,18 @@ AttentionInterface.register(PACKED, _compute_packed_attention)
 
 
 RECOMPILATIONS = 64
-"""Kinds of inputs for which flex attention may be compiled; some six are expected."""
+"""Kinds of inputs for which flex attention may be compiled; some six are expected. After more it
+would silently compute all scores of a micro-batch."""
 
 
 OutputReader = Callable[..., Tensor]
 """Calls a model with arguments by name, and returns its `[M, W]` outputs at `at`, its first one:
-`[M]` indices of the flattened `[N · L]` input. In place of an `attention_mask` it takes `visible`,
-`queries` and `keys`, as `rlx.model.build_attention_mask`."""
+`[M]` indices of the flattened `[N · L]` input. In place of an `attention_mask` it takes
+`visible`, `queries` and `keys`, as `rlx.model.build_attention_mask`."""
 
 
 class ForwardForm(ABC):
-    """A way to compute packed rows.
+    """A way to compute packed rows, called with a reader of the model; returns `[M, W]` outputs.
 
     Attributes:
         name: name in the run's record.
@@ -236,7 +223,6 @@ class GroupedForm(ForwardForm):
     attention = PACKED
 
     def __call__(self, read: OutputReader, packed: PackedBatch) -> Tensor:
-        """See `ForwardForm`."""
         return read(
             packed.sources,
             input_ids=packed.token_ids[None],
@@ -248,14 +234,6 @@ class GroupedForm(ForwardForm):
         )
 
 
-@cache
-def _expect_recompilations() -> None:
-    """After too many shapes, flex attention would silently compute all scores of a micro-batch."""
-    import torch._dynamo.config as compilation  # takes a second, and only a GPU needs it
-
-    compilation.recompile_limit = RECOMPILATIONS
-
-
 class FlexForm(ForwardForm):
     """Block-sparse flex attention; torch has no CPU backward pass for it."""
 
@@ -264,8 +242,9 @@ class FlexForm(ForwardForm):
     _TILE: ClassVar[int] = 128
 
     def __call__(self, read: OutputReader, packed: PackedBatch) -> Tensor:
-        """See `ForwardForm`."""
-        _expect_recompilations()
+        import torch._dynamo.config as compilation  # takes a second, and only a GPU needs it
+
+        compilation.recompile_limit = RECOMPILATIONS
         length = -(-len(packed) // self._TILE) * self._TILE
         more = (0, length - len(packed))
         alone = torch.arange(len(packed), length, device=packed.ends.device) + 1
@@ -292,16 +271,12 @@ rows share, such as a prompt, and then the rest."""
 
 
 class CachedForm(ForwardForm):
-    """Reads a trie level by level, each of which continues the KV cache of the level above;
-    gradients flow through the cache.
-
-    Works with the model's own attention, and also computes prefixes shared in the last level once.
-    """
+    """Reads a trie level by level, each continuing the KV cache of the level above, through which
+    gradients flow, with the model's own attention."""
 
     name = "a cache with gradient"
 
     def __call__(self, read: OutputReader, packed: PackedBatch) -> Tensor:
-        """See `ForwardForm`."""
         cache, device = DynamicCache(), packed.ends.device
         unread = torch.ones_like(packed.sources, dtype=torch.bool)
         outputs, order = [], []
@@ -335,7 +310,6 @@ class PlainForm(ForwardForm):
     merges = False
 
     def __call__(self, read: OutputReader, packed: PackedBatch) -> Tensor:
-        """See `ForwardForm`."""
         rows = _find_tries(packed)
         ids, _, _ = rows.build_rectangle(packed)
         # Padding is on the right and attention is causal, so no real token attends to it. Its
@@ -393,7 +367,6 @@ class _TokenRuns:
 
 
 def _find_tries(packed: PackedBatch) -> _TokenRuns:
-    """Returns the tries of a micro-batch as runs."""
     starts = (packed.positions == 0).nonzero()[:, 0].cpu()
     lengths = torch.cat([starts[1:], torch.tensor([len(packed)])]) - starts
     return _TokenRuns(starts, lengths, torch.zeros_like(starts))
@@ -401,10 +374,8 @@ def _find_tries(packed: PackedBatch) -> _TokenRuns:
 
 def _split_levels(packed: PackedBatch) -> Iterator[_TokenRuns]:
     """Yields the runs of `LEVELS` levels: of each part of a trie its trunk, which all of the part's
-    paths share, then the parts below it. The last level has whole parts.
-
-    A level without any run has the first token as a dummy.
-    """
+    paths share, then the parts below it. The last level has whole parts; a level without any run
+    has the first token as a dummy."""
     ends, tries = packed.ends.tolist(), _find_tries(packed)
     parts = [(start, ends[start], 0) for start in tries.starts.tolist()]
     for _ in range(LEVELS - 1):
@@ -440,6 +411,5 @@ def _join_siblings(parts: Sequence[tuple[int, int, int]]) -> Sequence[tuple[int,
 
 
 def _build_runs(parts: Sequence[tuple[int, int, int]]) -> _TokenRuns:
-    """Makes runs of (start, stop, parent)."""
     starts, stops, parents = torch.tensor(parts or [(0, 1, 0)]).T.contiguous()
     return _TokenRuns(starts, stops - starts, parents)

@@ -1,6 +1,5 @@
-"""Modules that compute log-probabilities and values of selected tokens from packed rows, and the
-choice of the form in which they run: the fastest that works on this machine.
-"""
+"""Computes log-probabilities and values from packed rows, in the fastest form that works on this
+machine."""
 
 import inspect
 from abc import ABC, abstractmethod
@@ -16,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from rlx.errors import SpecError
+from rlx.errors import SpecError, summarize_error
 from rlx.learner.distributed import Ranks
 from rlx.learner.forms import CachedForm, FlexForm, ForwardForm, GroupedForm, PlainForm
 from rlx.learner.pack import PackedBatch, pack_rows
@@ -26,7 +25,6 @@ from rlx.model import (
     copy_model,
     do_windows_show,
     find_window,
-    first_line,
     keep_first_layers,
     narrow_windows,
 )
@@ -35,14 +33,8 @@ from rlx.spec import RunnerSpec
 
 
 class PackedModule(nn.Module, ABC):
-    """A transformer that computes outputs only for the requested tokens.
-
-    Args:
-        model: the form may replace its attention.
-
-    Attributes:
-        form: how packed rows are computed; set by `use`.
-    """
+    """A transformer that computes outputs only for the requested tokens, in the form set by
+    `use`."""
 
     form: ForwardForm
 
@@ -80,41 +72,33 @@ class PackedModule(nn.Module, ABC):
         self.form = form
 
     @abstractmethod
-    def read(self, at: Tensor, **arguments: Any) -> Tensor:
+    def call_model(self, at: Tensor, **arguments: Any) -> Tensor:
         """Returns `[M, W]` outputs of the transformer itself at the indices `at`, `[M]`."""
 
     def outputs(self, packed: PackedBatch) -> Tensor:
         """Returns the `[M + U, W]` outputs that targets, then branches are predicted from."""
 
         def read_masked(at: Tensor, **arguments: Any) -> Tensor:
-            """See `rlx.learner.forms.OutputReader`."""
             if "visible" in arguments:
                 visible, queries, keys = map(arguments.pop, ("visible", "queries", "keys"))
                 config, dtype = self.model.config, self.model.dtype
                 # Every attention takes an additive mask.
                 mask = build_attention_mask(config, visible, queries, keys, dtype)
                 arguments["attention_mask"] = mask
-            return self.read(at, **arguments)
+            return self.call_model(at, **arguments)
 
         return self.form(read_masked, packed)
 
 
 class PackedPolicy(PackedModule):
-    """A causal language model on packed rows.
-
-    Args:
-        model: a transformers model.
-
-    Attributes:
-        chunks_logits: compute logits by chunks of the vocabulary; see `choose_logits`.
-    """
+    """A causal language model on packed rows; `chunks_logits` is set by `choose_logits`."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         super().__init__(model)
         self.chunks_logits = False
         self._keeps = "logits_to_keep" in inspect.signature(type(model).forward).parameters
 
-    def read(self, at: Tensor, **arguments: Any) -> Tensor:
+    def call_model(self, at: Tensor, **arguments: Any) -> Tensor:
         """Returns `[M, V]` logits, computed only at the positions that are needed; with chunks the
         `[M, D]` hidden states that they follow from."""
         if self.chunks_logits:
@@ -150,7 +134,7 @@ class PackedPolicy(PackedModule):
 
         Returns:
             `[M]` and `[M]` float32, nats; with branches also `[K]`, the log-probability of each of
-            their tokens.
+                their tokens.
         """
         outputs = self.outputs(packed)
         if self.chunks_logits and with_collisions:
@@ -204,12 +188,10 @@ class PackedPolicy(PackedModule):
 
 
 class PackedValues(PackedModule):
-    """A transformer with a value head, on packed rows.
+    """A transformer without its language-model head, with a value head, on packed rows.
 
-    Args:
-        decoder: a transformers model without its language-model head.
-        width: size of its last hidden state.
-        seed: seed of the head's small random weights; the bias is zero.
+    `width` is the size of its last hidden state; the head's small random weights come from the
+    seed.
     """
 
     def __init__(self, decoder: PreTrainedModel, width: int, seed: int) -> None:
@@ -218,7 +200,7 @@ class PackedValues(PackedModule):
             torch.manual_seed(seed)
             self.head = _ValueHead(width)
 
-    def read(self, at: Tensor, **arguments: Any) -> Tensor:
+    def call_model(self, at: Tensor, **arguments: Any) -> Tensor:
         """Returns `[M, D]` last hidden states."""
         hidden = self.model(**arguments).last_hidden_state
         return torch.as_tensor(take_rows(hidden.flatten(0, 1), at))
@@ -238,7 +220,6 @@ class _ValueHead(nn.Module):
         self.bias = nn.Parameter(torch.zeros(1))
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """Maps `[M, D]` to `[M]`."""
         return hidden.float() @ self.weight.float() + self.bias.float()
 
 
@@ -249,26 +230,17 @@ WHOLE_LOGITS = 2 << 30
 """Logits of a micro-batch with more bytes than this in float32 are computed by chunks of the
 vocabulary. Several tensors of that size are alive at once."""
 
-
 FORMS: dict[str, tuple[ForwardForm, ...]] = {
     "cuda": (FlexForm(), GroupedForm(), CachedForm(), PlainForm()),
     "cpu": (GroupedForm(), CachedForm(), PlainForm()),
 }
 """By device type, fastest first. Plain rows are the reference."""
-
-
 NEAR = 1e-4
 """Maximum relative L2 distance of outputs; about 100 times the rounding error."""
-
-
 LONGEST_REASON = 200
 """Characters of an error's message that are kept."""
-
-
 NARROW = 16
 """Maximum width of an attention window in the trial, in tokens: shorter than its rows."""
-
-
 SHAPE = (18, 12, (12, 5, 12), 4, (3, 5))
 """Tokens that all prompts begin with, of the rest of a prompt, of each answer, of the question, and
 of each confidence."""
@@ -295,14 +267,9 @@ class FormChoice:
 
 
 def choose_form(module: PackedModule, ranks: Ranks) -> FormChoice:
-    """Tries the forms of a device, and makes the module use the first that fits.
+    """Tries the forms of a device, and makes the module, not yet sharded, use the first that fits.
 
-    Args:
-        module: not yet sharded, on any device.
-        ranks: all ranks use the same form; each tries them on its device.
-
-    Returns:
-        The choice, the same on every rank.
+    All ranks make the same choice; each tries the forms on its device.
 
     Raises:
         SpecError: the model cannot compute plain rows either.
@@ -322,8 +289,8 @@ def choose_form(module: PackedModule, ranks: Ranks) -> FormChoice:
 def _copy_first_layers(module: AnyModule, device: torch.device) -> AnyModule:
     """Copies the first layers of a module, at least one of every kind, for a trial in float32.
 
-    The layers of the copy keep their activations, so nothing refers to itself, and the memory is
-    free as soon as the copy is dropped.
+    They keep their activations, so nothing refers to itself, and the memory is free as soon as the
+    copy is dropped.
     """
     with keep_first_layers(module):
         copied = copy_model(module, device, torch.float32)
@@ -332,15 +299,12 @@ def _copy_first_layers(module: AnyModule, device: torch.device) -> AnyModule:
 
 
 def choose_logits(module: PackedPolicy, runner: RunnerSpec, ranks: Ranks) -> str:
-    """Makes a policy compute its logits by chunks of the vocabulary, if they are large.
-
-    Args:
-        module: not yet sharded, on any device; it has a form.
-        runner: tokens of a micro-batch, ZeRO stage.
-        ranks: all ranks decide alike.
+    """Makes a policy that has a form compute its logits by chunks of the vocabulary, if they are
+    large.
 
     Returns:
-        How they are computed, or why they are not chunked; empty for whole logits that are small.
+        How they are computed, or why they are not chunked, the same on every rank; empty for whole
+            logits that are small.
     """
     vocabulary = module.model.config.get_text_config().vocab_size
     if runner.micro_batch_tokens * vocabulary * 4 <= WHOLE_LOGITS:
@@ -352,7 +316,6 @@ def choose_logits(module: PackedPolicy, runner: RunnerSpec, ranks: Ranks) -> str
 
 
 def _find_chunk_fault(module: PackedPolicy, runner: RunnerSpec, device: torch.device) -> str:
-    """Explains why logits cannot be computed by chunks; empty if they can."""
     if runner.zero_stage == 3:
         return "zero_stage 3 shards the output layer"
     if type(module.model.get_output_embeddings()) is not nn.Linear:
@@ -368,18 +331,15 @@ def _find_chunk_fault(module: PackedPolicy, runner: RunnerSpec, device: torch.de
     try:
         found = _run_trial(trial, compute_logprobs)
     except Exception as error:  # noqa: BLE001  (a model may fail in any way)
-        return first_line(error)[:LONGEST_REASON]
+        return summarize_error(error)[:LONGEST_REASON]
     return _describe_difference(found, expected, "whole logits")
 
 
 def _list_refused_forms(
     module: PackedModule, forms: Sequence[ForwardForm], *, hidden: bool
 ) -> list[str]:
-    """Tries forms until one fits; returns those that do not, with the reasons.
-
-    Args:
-        hidden: the model has windows that a trial cannot narrow.
-    """
+    """Tries forms until one fits; returns those that do not, with the reasons. `hidden`: the model
+    has windows that a trial cannot narrow."""
 
     def compute_outputs(packed: PackedBatch) -> Tensor:
         width = int(packed.columns.max()) + 1
@@ -389,7 +349,7 @@ def _list_refused_forms(
     try:
         expected = _run_trial(module, compute_outputs)
     except Exception as error:
-        kind, why = module.model.config.model_type, first_line(error)[:LONGEST_REASON]
+        kind, why = module.model.config.model_type, summarize_error(error)[:LONGEST_REASON]
         raise SpecError(
             f"model: a model of kind {kind!r} cannot compute the log-probabilities of a dialogue "
             f"({why}); use another model"
@@ -403,7 +363,7 @@ def _list_refused_forms(
                 found = _run_trial(module, compute_outputs)
                 reason = _describe_difference(found, expected, "plain rows")
             except Exception as error:  # noqa: BLE001  (a model may fail in any way)
-                reason = first_line(error)[:LONGEST_REASON]
+                reason = summarize_error(error)[:LONGEST_REASON]
         if not reason:
             break
         refused.append(f"{form.name} ({reason})")
@@ -425,8 +385,7 @@ def _run_trial(
     module: PackedModule, compute: Callable[[PackedBatch], Tensor]
 ) -> tuple[Tensor, Tensor]:
     """Returns what is computed of a few random trees, and the gradient of the first trainable
-    parameters: of several, since that of an adapter's A is zero while B is zero, its initial value.
-    """
+    parameters: of several, since that of an adapter's A is zero while B is zero."""
     learned = [p for p in module.model.parameters() if p.requires_grad][:4]
     packed = pack_rows(*_build_trial_rows(module), merge=module.form.merges)
     with torch.enable_grad():

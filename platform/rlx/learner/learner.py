@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -40,7 +39,7 @@ from rlx.train_batch import TrainBatch
 
 
 def learning_rate(spec: OptimizerSpec, step: int, steps: int) -> float:
-    """Returns the learning rate of step `step` (from 0) of a phase of `steps` steps."""
+    """The learning rate of step `step` (from 0) of a phase of `steps` steps."""
     if step < spec.warmup_steps:
         return spec.learning_rate * (step + 1) / spec.warmup_steps
     if spec.schedule == "constant":
@@ -56,9 +55,7 @@ class Learner:
     Args:
         policy: the model to train; moved to the rank's device. Parameters without `requires_grad`,
             such as the base weights of adapters, are frozen.
-        runner: ZeRO stage, precision, micro-batch size.
-        optimizer: optimizer settings of the first phase.
-        ranks: from `join_ranks`.
+        optimizer: settings of the first phase.
 
     Attributes:
         chosen: how packed rows are computed, and why.
@@ -91,16 +88,11 @@ class Learner:
         self.engine.begin_phase(optimizer, fresh=fresh)
 
     def update(self, train: TrainBatch, loss: LossSpec, rate: float) -> UpdateStats | None:
-        """Takes one optimizer step.
-
-        Args:
-            train: the batch of the whole step, the same on every rank.
-            loss: ratio, surrogate and KL penalty.
-            rate: learning rate of this step.
+        """Takes one optimizer step on a batch that is the same on every rank.
 
         Returns:
             Statistics, the same on every rank; None if no token carries a signal, in which case no
-            rank is updated.
+                rank is updated.
 
         Raises:
             RlxError: the gradient is not finite.
@@ -153,14 +145,15 @@ class Learner:
         return RankMicroBatches(batch, want, limit, self._ranks, merge=merge, branches=branches)
 
     def logprobs(self, batch: TokenBatch, want: Tensor) -> Tensor:
-        """Computes log-probabilities of tokens under the current policy.
+        """Computes log-probabilities of tokens under the current policy, at the sampler's
+        temperatures.
 
         Args:
             batch: all rows of the step, the same on every rank.
             want: `[B, T]` bool, the tokens to compute; never the first of a row.
 
         Returns:
-            `[B, T]` nats at the sampler's temperatures, on every rank; 0 where not wanted.
+            `[B, T]` nats, on every rank; 0 where not wanted.
         """
         ask = _build_logprob_function(self.engine, batch)
         return self._share(batch, want).gather_token_values(ask)
@@ -174,29 +167,21 @@ class Learner:
 
         return self._share(batch, want).gather_token_values(compute_collision_probs)
 
-    def weights(self) -> Mapping[str, Tensor]:
-        """Returns full weights under the plain model's parameter names, with adapters merged, on
-        every rank."""
-        return dict(self.iterate_weights())
-
     def iterate_weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Yields the weights of `weights`; every rank must take all of them.
+        """Yields full weights under the plain model's names, adapters merged; every rank must take
+        all.
 
         Under ZeRO stage 3 each is gathered when it is due, so that the device holds one at a time.
         """
         return iterate_merged_weights(self.model, self.engine.gather_parameter)
 
     def adapter(self) -> Mapping[str, Tensor]:
-        """Returns A and B of every adapted layer under peft's checkpoint names, on every rank; none
-        without adapters."""
+        """Returns A and B of every adapted layer under peft's checkpoint names, on every rank."""
         return adapter_weights(self.model, self.engine.gather_parameter)
 
     def export(self, policy: Policy, folder: Path) -> None:
-        """Writes the weights in the Hugging Face layout, atomically, from rank 0.
-
-        The weights of an adapted model are merged, and its adapter is also written separately; see
-        `write_model`.
-        """
+        """Writes weights, and an adapter also separately, as `write_model` does, atomically, from
+        rank 0."""
         weights = {n: w.cpu() for n, w in self.iterate_weights() if self._ranks.is_first}
         adapter = self.adapter()
         if self._ranks.is_first:
@@ -211,33 +196,14 @@ class Learner:
 def _build_logprob_function(
     module: Callable[..., Sequence[Tensor]], batch: TokenBatch
 ) -> Callable[[PackedBatch], Tensor]:
-    """Returns what computes the log-probabilities of a micro-batch's targets, `[M]` nats."""
     return lambda packed: module(packed, packed.gather_targets(batch.temperatures))[0]
-
-
-class ReferencePolicy(Protocol):
-    """A policy that does not change during training.
-
-    Attributes:
-        description: which policy it is, for the run's record.
-    """
-
-    description: str
-
-    def logprobs(self, batch: TokenBatch, want: Tensor) -> Tensor:
-        """`[B, T]` nats, as `Learner.logprobs`."""
-        ...
 
 
 class FrozenCopy:
     """A copy of a policy at the time of construction.
 
-    Args:
-        policy: must not have a learner yet, which may shard or round its weights; not modified.
-        runner: precision and micro-batch size.
-        ranks: each rank computes its share of the rows. It holds a full copy on its device; under
-            ZeRO stage 3 its part of every weight.
-        description: which policy it is.
+    The policy must not have a learner yet, which may shard or round its weights. Each rank holds a
+    full copy on its device; under ZeRO stage 3 its part of every weight.
     """
 
     def __init__(self, policy: Policy, runner: RunnerSpec, ranks: Ranks, description: str) -> None:
@@ -253,7 +219,6 @@ class FrozenCopy:
         self._module = shard_frozen_module(module, runner, ranks) if is_sharded else module
 
     def logprobs(self, batch: TokenBatch, want: Tensor) -> Tensor:
-        """`[B, T]` nats, as `Learner.logprobs`."""
         share = RankMicroBatches(batch, want, self._limit, self._ranks, merge=self._merges)
         return share.gather_token_values(_build_logprob_function(self._module, batch))
 
@@ -267,9 +232,12 @@ class AdapterFreeBase:
         self._learner = learner
 
     def logprobs(self, batch: TokenBatch, want: Tensor) -> Tensor:
-        """`[B, T]` nats, as `Learner.logprobs`."""
         with disable_adapters(self._learner.model):
             return self._learner.logprobs(batch, want)
+
+
+ReferencePolicy = FrozenCopy | AdapterFreeBase
+"""A policy that does not change during training; its `description` is for the run's record."""
 
 
 def build_learner_with_reference(
@@ -280,10 +248,7 @@ def build_learner_with_reference(
     teacher: Policy | None = None,
 ) -> tuple[Learner, ReferencePolicy]:
     """Builds a learner and its reference policy: the teacher, else the model without adapters, else
-    a frozen copy.
-
-    The copy must be made before the learner shards the model, so both are built here.
-    """
+    a frozen copy, which must be made before the learner shards the model."""
     frozen = None
     if teacher is not None:
         frozen = FrozenCopy(teacher, runner, ranks, "model.reference")
@@ -319,17 +284,12 @@ def time_update(
 ) -> UpdateSeconds:
     """Times an update in the form that the learner would choose, without a process group.
 
-    Args:
-        policy: its model is moved to the device and gets gradients; its weights stay as they are.
-        batch: rows of rollouts.
-        want: `[B, T]` bool, tokens whose log-probabilities enter the loss; at least one.
-        runner: micro-batch size, and whether activations are kept.
-        optimizer: settings of AdamW.
-        device: where to compute.
+    The policy's model is moved to the device and gets gradients; its weights stay as they are.
+    `want` (`[B, T]` bool) has at least one token.
 
     Raises:
-        SpecError: the model cannot compute plain rows.
-        torch.OutOfMemoryError: the device has no room for gradients and optimizer state.
+        SpecError: the model cannot compute plain rows. torch.OutOfMemoryError: the device has no
+            room for gradients and optimizer state.
     """
     ranks = Ranks(rank=0, count=1, device=device)
     module = PackedPolicy(policy.model.to(device).eval())

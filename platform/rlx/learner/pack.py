@@ -1,17 +1,12 @@
 """Prefix sharing: packs the rows of a step so that every shared token is computed once.
 
-The rows of a micro-batch, of one tree or of many, form a trie of tokens: what all problems begin
-with, such as a system prompt and examples, then each prompt, its answers, and what follows them.
-Its nodes, in depth-first order, become one packed row; a node's position is its depth, and it
-attends only to its ancestors and itself. Loss and gradient equal those of the plain rows up to
-rounding.
+The rows of a micro-batch, of one tree or of many, form a trie of tokens. Its nodes, in depth-first
+order, become one packed row; a node's position is its depth, and it attends only to its ancestors
+and itself. Loss and gradient equal those of the plain rows up to rounding.
 
 Branches are continuations of rows that were not sampled, such as every value that a confidence
 could have. They are paths of the same trie, without their last token, whose own output nobody
-reads: branches of one token add no node at all.
-
-`RankMicroBatches` cuts the rows of a step, in the order of their tokens, into the micro-batches of
-all ranks.
+reads.
 """
 
 from bisect import bisect_left
@@ -30,8 +25,8 @@ from rlx.learner.distributed import Ranks
 
 
 def copy_to(tensor: Tensor, device: torch.device) -> Tensor:
-    """Copies a CPU tensor to a device; the host does not wait for a GPU, which reads from memory
-    that is pinned until then."""
+    """Copies a CPU tensor to a device; the host does not wait for a GPU, which reads pinned
+    memory."""
     if device.type != "cuda" or not tensor.numel():
         return tensor.to(device)
     return tensor.pin_memory().to(device, non_blocking=True)
@@ -56,6 +51,8 @@ class Branches:
 class PackedBranches:
     """The branches of a micro-batch: `U` states, each followed by some tokens.
 
+    Rows, starts and numbers stay on the CPU, as do the tensors that they index.
+
     Attributes:
         at: `[U]` the node whose output predicts what follows.
         rows: `[U]` the row that was left.
@@ -63,8 +60,6 @@ class PackedBranches:
         states: `[K]` for every token of every branch, the state that it follows.
         tokens: `[K]` the token.
         numbers: `[K]` the branch's number in `Branches`.
-
-    Rows, starts and numbers stay on the CPU, as do the tensors that they index.
     """
 
     at: Tensor
@@ -75,13 +70,11 @@ class PackedBranches:
     numbers: Tensor
 
     def to(self, device: torch.device) -> "PackedBranches":
-        """Returns the branches on another device."""
         moving = ("at", "states", "tokens")
         return replace(self, **{name: copy_to(getattr(self, name), device) for name in moving})
 
     def gather_starts(self, tensor: Tensor) -> Tensor:
-        """Returns the `[U]` values of a CPU tensor, `[B, T]`, where rows were left, on this
-        device."""
+        """Returns the `[U]` values of a CPU tensor, `[B, T]`, where rows were left."""
         return copy_to(tensor[self.rows, self.starts], self.states.device)
 
 
@@ -89,19 +82,19 @@ class PackedBranches:
 class PackedBatch:
     """One micro-batch: `M` wanted tokens, and the `L` nodes of the tries that they are read from.
 
+    Rows and columns stay on the CPU, as do the tensors that they index.
+
     Attributes:
         token_ids: `[L]`, parents before children.
         positions: `[L]` number of tokens before it on its path; 0 where a trie begins.
-        ends: `[L]` token j is token i or an ancestor of it, which i attends to, exactly when
-            j <= i < ends[j].
+        ends: `[L]` token j is token i or an ancestor of it, which i attends to, exactly when j <= i
+            < ends[j].
         sources: `[M + U]` index of the token whose output predicts each target, then the states of
             the branches.
         targets: `[M]` the predicted tokens.
         rows: `[M]` row of each target in the step's batch.
         columns: `[M]` position of each target in its row.
         branches: the branches that leave the rows.
-
-    Rows and columns stay on the CPU, as do the tensors that they index.
     """
 
     token_ids: Tensor
@@ -117,12 +110,10 @@ class PackedBatch:
         return len(self.token_ids)
 
     def gather_targets(self, tensor: Tensor) -> Tensor:
-        """Returns the `[M]` values of a CPU tensor, `[B, T]`, at the targets, on this batch's
-        device."""
+        """Returns the `[M]` values of a CPU tensor, `[B, T]`, at the targets."""
         return copy_to(tensor[self.rows, self.columns], self.targets.device)
 
     def to(self, device: torch.device) -> "PackedBatch":
-        """Returns the micro-batch on another device."""
         if device == self.token_ids.device:
             return self
         moving = ("token_ids", "positions", "ends", "sources", "targets")
@@ -140,7 +131,7 @@ class _Path:
         number: number of the branch; -1 for a row.
         columns: wanted positions.
         branch: all tokens of the branch.
-        shared: tokens that it has in common with the path before it, and are not computed again.
+        shared: tokens in common with the path before it, which are not computed again.
     """
 
     key: bytes
@@ -186,10 +177,9 @@ def _read_paths(
 
 
 class _Unit(NamedTuple):
-    """Paths that stay together.
+    """Paths that stay together: one path or, without merging, a chain.
 
     Attributes:
-        paths: one path or, without merging, a chain.
         alone: its tokens, if it begins a micro-batch.
         added: tokens that it adds to a micro-batch which contains the unit before it.
     """
@@ -231,11 +221,7 @@ def _chain_paths(paths: Sequence[_Path]) -> list[_Unit]:
 
 def _cut_units(units: Sequence[_Unit], limit: int, *, padded: bool) -> list[list[_Unit]]:
     """Cuts units into as few runs of at most `limit` tokens as possible; one that is longer is a
-    run of its own.
-
-    Args:
-        padded: every unit counts as many tokens as the first of its run.
-    """
+    run of its own. `padded`: every unit counts as many tokens as the first of its run."""
     runs: list[list[_Unit]] = []
     tokens = 0
     for unit in units:
@@ -249,12 +235,8 @@ def _cut_units(units: Sequence[_Unit], limit: int, *, padded: bool) -> list[list
 
 
 def _build_packed_batch(run: Sequence[_Unit], token_ids: Tensor) -> PackedBatch:
-    """Packs a micro-batch; an empty one becomes a single token without targets.
-
-    Args:
-        run: its first path shares nothing.
-        token_ids: `[B, T]` of the step's batch.
-    """
+    """Packs a micro-batch, whose first path shares nothing; an empty one becomes a single token
+    without targets."""
     paths = [path for unit in run for path in unit.paths]
     kept = [0, *(path.shared for path in paths[1:])]
     count = sum(map(len, paths)) - sum(kept[: len(paths)])
@@ -331,16 +313,14 @@ def pack_rows(
 class RankMicroBatches:
     """One rank's share of the wanted tokens; every rank has the same number of micro-batches.
 
-    Rows are never split: all wanted tokens of a row are targets of the same micro-batch. A
-    micro-batch is a run of rows in the order of their tokens, in which neighbours have most in
-    common, so what all of them begin with is computed once in each. Every rank cuts the whole
-    batch, all alike, and packs its own share.
+    Rows are never split. A micro-batch is a run of rows in the order of their tokens, in which
+    neighbours have most in common. Every rank cuts the whole batch, all alike, and packs its own
+    share.
 
     Args:
         batch: all rows of the step, the same on every rank.
         want: `[B, T]` bool, tokens to compute; never the first of a row.
         limit: packed tokens per micro-batch; a longer row is a micro-batch of its own.
-        ranks: the ranks that rows are distributed over.
         merge: whether rows share prefixes; if not, padding counts as tokens.
         branches: continuations of rows whose tokens are wanted as well.
 

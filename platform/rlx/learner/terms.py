@@ -42,14 +42,8 @@ def encode_confidences(
 ) -> tuple[tuple[int, ...], ...]:
     """The tokens of each value after the opening tag of its span, none a prefix of another.
 
-    The probability that a response states a value is the product of its tokens' probabilities. If
-    the tokens of one value begin another's, as those of 0.8 begin 0.85, each is followed by the
+    If the tokens of one value begin another's, as those of 0.8 begin 0.85, each is followed by the
     first token of the closing tag, which tells them apart.
-
-    Args:
-        values: the texts.
-        span: name of their span.
-        dialogue: the model's dialogue format.
 
     Raises:
         SpecError: the vocabulary lacks a part of a value, joins it with its tags in one token, or
@@ -79,7 +73,6 @@ def encode_confidences(
 
 
 def _is_prefix_free(sequences: Sequence[tuple[int, ...]]) -> bool:
-    """Whether no sequence begins another, or equals it."""
     ordered = sorted(sequences)
     return all(longer[: len(shorter)] != shorter for shorter, longer in pairwise(ordered))
 
@@ -87,12 +80,8 @@ def _is_prefix_free(sequences: Sequence[tuple[int, ...]]) -> bool:
 def build_confidence_branches(
     train: TrainBatch, tokens: Sequence[tuple[int, ...]]
 ) -> ConfidenceBranches | None:
-    """The branches of a batch; None if no confidence has a weight in the loss.
-
-    Args:
-        train: a batch whose loss has an expected score.
-        tokens: from `encode_confidences`, in the order of `train.expected.values`.
-    """
+    """The branches of a batch, with `tokens` from `encode_confidences`; None if no confidence has a
+    weight in the loss."""
     expected = train.expected
     if expected is None:
         return None
@@ -127,16 +116,15 @@ class UpdateStats:
         bonus_entropy: mean over the tokens of the entropy bonus, nats; None without a bonus.
         kl: mean of k3 = r - 1 - log r between the old policy (the ratio's denominator) and the
             current one, nats.
-        kl_loss: mean KL from the reference policy with the penalty's estimator, weighted like the
-            loss and before its coefficient, nats; None without a penalty.
+        kl_loss: mean KL from the reference with the penalty's estimator, weighted like the loss,
+            nats; None without a penalty.
         expected_score: mean expected score of the stated confidences; None without any.
         stated_mass: mean probability that a confidence is one of the task's values.
-        clip_fraction: fraction of computed tokens whose ratio (or whose row's ratio) is clipped by
-            the surrogate, dual clip included, or which a mask leaves out.
+        clip_fraction: fraction of computed tokens that the surrogate clips (by their or their row's
+            ratio), or a mask leaves out.
         ratio_max: largest importance ratio in the loss, of a token or of a row.
         token_ratio_max: largest token ratio, even if the loss uses sequence ratios.
         grad_norm: gradient norm before clipping.
-        learning_rate: learning rate of the step.
         computed_tokens: packed tokens, without padding.
         row_tokens: tokens of the rows they represent.
     """
@@ -161,11 +149,12 @@ class UpdateStats:
 class UpdateTargets:
     """Values of the step's batch at the `[M]` targets of a micro-batch.
 
+    With sequence ratios, all learning tokens of a row with an advantage are included, and
+    micro-batches do not split rows.
+
     Attributes:
-        rows: rows of the step's batch. With sequence ratios, all learning tokens of a row with an
-            advantage are included: they are wanted, and micro-batches do not split rows.
+        rows: rows of the step's batch.
         old: old log-probabilities (the ratio's denominator), nats.
-        advantages, weights: advantages and weights of the token loss.
         bonus: weights of the entropy bonus.
         reference: reference log-probabilities, nats; None without a penalty.
         covariant: tokens to which `loss.covariance` applies; None if off.
@@ -206,18 +195,15 @@ class UpdateTargets:
 
 
 class UpdateSums:
-    """Running sums of one step's statistics, over micro-batches and ranks.
-
-    Attributes:
-        totals: by name; those in `LARGEST` are maxima.
-    """
+    """Running sums (or maxima: `LARGEST`) of one step's statistics, over micro-batches and
+    ranks."""
 
     def __init__(self) -> None:
         self._kept: list[tuple[tuple[str, ...], Tensor]] = []
         self.totals: dict[str, float] = defaultdict(float)
 
     def keep(self, **figures: Tensor) -> None:
-        """Keeps `[]` figures of a micro-batch, by name, where they were computed."""
+        """Keeps `[]` figures of a micro-batch where they were computed."""
         values = torch.stack([figure.detach().double() for figure in figures.values()])
         self._kept.append((tuple(figures), values))
 
@@ -235,7 +221,6 @@ class UpdateSums:
 
     @staticmethod
     def sum_over_ranks(parts: "list[UpdateSums]") -> "UpdateSums":
-        """Combines the sums of all ranks."""
         whole = UpdateSums()
         for part in parts:
             for name, value in part.totals.items():
@@ -277,13 +262,10 @@ def policy_term(
     Args:
         logprobs: `[M]` nats under the policy being trained.
         entropy: `[M]` nats of the distributions they come from.
-        targets: the other values at the targets.
-        spec: ratio, surrogate and penalty.
-        sums: accumulates statistics.
 
     Returns:
         `[]`. A filler micro-batch has no targets; its empty sum still has a zero gradient, so that
-        every rank runs every backward pass.
+            every rank runs every backward pass.
     """
     surrogate = compute_token_losses(
         logprobs, targets.old, targets.advantages, targets.rows, spec, targets.covariant
@@ -322,9 +304,7 @@ def expected_score_term(
 
     Args:
         logprobs: `[K]` nats of the branches' tokens. A branch is never split.
-        packed: the micro-batch.
         confidences: the branches of the step.
-        sums: accumulates statistics.
 
     Returns:
         `[]`, with a zero gradient if there are no branches.
@@ -353,9 +333,9 @@ def compute_token_logprobs(
     temperatures: Tensor,
     states: Tensor,
     tokens: Tensor,
-    chunk: int = CHUNK,
 ) -> tuple[Tensor, Tensor]:
-    """Computes log p(tokens[k] | states[k]) and the entropy H of every state, with
+    """Computes log p(tokens[k] | states[k]) and the entropy H of every state, `CHUNK` by `CHUNK`,
+    with
 
         z = (hidden · weightᵀ + bias) / temperature,    log p = z - logsumexp z,    H = -Σ p log p.
 
@@ -366,13 +346,12 @@ def compute_token_logprobs(
         temperatures: `[N]`.
         states: `[K]` indices of hidden states; one may be repeated.
         tokens: `[K]` token ids.
-        chunk: tokens of the vocabulary that are computed together.
 
     Returns:
         `[K]` and `[N]` float32, nats. Gradients flow to `hidden`, `weight` and `bias`.
     """
     made: tuple[Tensor, Tensor] = _TokenLogprobs.apply(  # type: ignore[no-untyped-call]
-        hidden, weight, bias, temperatures, states, tokens, chunk
+        hidden, weight, bias, temperatures, states, tokens
     )
     return made
 
@@ -387,14 +366,13 @@ class _TokenLogprobs(torch.autograd.Function):
         temperatures: Tensor,
         states: Tensor,
         tokens: Tensor,
-        chunk: int,
     ) -> tuple[Tensor, Tensor]:
         count = len(hidden)
         highest = torch.full((count,), -torch.inf, device=hidden.device)
         total = torch.zeros(count, device=hidden.device)  # Σ exp(z - highest)
         spread = torch.zeros_like(total)  # Σ exp(z - highest) · (z - highest)
         chosen = torch.zeros(len(tokens), device=hidden.device)
-        for start, z in _iterate_logits(hidden, weight, bias, temperatures, chunk):
+        for start, z in _iterate_logits(hidden, weight, bias, temperatures):
             top = torch.maximum(highest, z.amax(dim=1))
             fall = (highest - top).nan_to_num(nan=0.0, neginf=0.0)  # total is 0 where it was -inf
             shrink = fall.exp()
@@ -411,7 +389,6 @@ class _TokenLogprobs(torch.autograd.Function):
         ctx.save_for_backward(
             hidden, weight, bias, temperatures, states, tokens, logsumexp, entropy
         )
-        ctx.chunk = chunk
         ctx.set_materialize_grads(False)  # the entropy rarely has a gradient
         return chosen - logsumexp[states], entropy
 
@@ -427,7 +404,7 @@ class _TokenLogprobs(torch.autograd.Function):
         d_hidden = torch.zeros(hidden.shape, device=hidden.device) if to_hidden else None
         d_weight = torch.empty_like(weight) if to_weight else None
         d_bias = torch.empty_like(bias) if to_bias else None
-        for start, z in _iterate_logits(hidden, weight, bias, temperatures, ctx.chunk):
+        for start, z in _iterate_logits(hidden, weight, bias, temperatures):
             part = slice(start, start + z.shape[1])
             is_here, column = _locate_tokens(tokens, start, z)
             z -= logsumexp[:, None]
@@ -447,15 +424,15 @@ class _TokenLogprobs(torch.autograd.Function):
             if d_bias is not None:
                 d_bias[part] = gradient.sum(dim=0)
         d_hidden = None if d_hidden is None else d_hidden.to(hidden.dtype)
-        return d_hidden, d_weight, d_bias, None, None, None, None
+        return d_hidden, d_weight, d_bias, None, None, None
 
 
 def _iterate_logits(
-    hidden: Tensor, weight: Tensor, bias: Tensor | None, temperatures: Tensor, chunk: int
+    hidden: Tensor, weight: Tensor, bias: Tensor | None, temperatures: Tensor
 ) -> Iterator[tuple[int, Tensor]]:
-    """Yields the first token of every chunk, and its `[N, chunk]` float32 logits, to be changed."""
-    for start in range(0, len(weight), chunk):
-        part = slice(start, start + chunk)
+    """Yields the first token of every chunk, and its `[N, CHUNK]` float32 logits, to be changed."""
+    for start in range(0, len(weight), CHUNK):
+        part = slice(start, start + CHUNK)
         logits = functional.linear(hidden, weight[part], None if bias is None else bias[part])
         yield start, logits / temperatures[:, None]  # float32, as the temperatures are
 

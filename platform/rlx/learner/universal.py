@@ -1,8 +1,8 @@
 """Converts checkpoints with DeepSpeed's universal format, so that any number of ranks can load
 them.
 
-The conversion reads checkpoints of ZeRO stages 1 to 3. Stage 0 shards nothing, so any number of
-ranks can load its checkpoints directly. Run as a program, this module performs the conversion.
+The conversion reads checkpoints of ZeRO stages 1 to 3; those of stage 0 are not sharded. Run as a
+program, this module performs the conversion.
 """
 
 import os
@@ -42,13 +42,11 @@ def load_consolidated_weights(folder: Path) -> dict[str, Tensor]:
 
 
 def convert_checkpoints(sources: Iterable[Path], target: Path) -> None:
-    """Converts `TrainingEngine.save` folders for `TrainingEngine.load(universal=True)`.
+    """Converts `TrainingEngine.save` folders of stages 1 to 3 for
+    `TrainingEngine.load(universal=True)`.
 
-    Runs in a separate process, which frees its memory (that of a full model) when it exits.
-
-    Args:
-        sources: folders written under ZeRO stage 1, 2 or 3.
-        target: each converted folder is written to `target`, under its own name.
+    Each is written to `target` under its own name, by a separate process, which frees its memory
+    when it exits.
 
     Raises:
         RlxError: the conversion failed.
@@ -68,12 +66,6 @@ def convert_checkpoints(sources: Iterable[Path], target: Path) -> None:
             "DeepSpeed cannot convert the checkpoint for another number of ranks or another ZeRO "
             f"stage; resume with those that wrote it. DeepSpeed's output:\n{done.stderr[-2000:]}"
         )
-
-
-def frozen_value(folder: Path, name: str) -> Tensor:
-    """Loads a frozen parameter from a converted folder."""
-    stored = torch.load(folder / "zero" / name / "fp32.pt", weights_only=True)
-    return torch.as_tensor(stored["param"])
 
 
 def _convert_checkpoint_folder(source: Path, target: Path) -> None:

@@ -13,7 +13,6 @@ from .files import (
     compute_reference_digest,
     find_gguf_file,
     find_local_files,
-    first_line,
     name_reference,
 )
 from .lora import (
@@ -22,7 +21,6 @@ from .lora import (
     disable_adapters,
     is_adapted,
     iterate_merged_weights,
-    merged_weights,
     write_model,
 )
 from .texts import (
@@ -89,7 +87,6 @@ __all__ = [
     "find_text_faults",
     "find_vocabulary_difference",
     "find_window",
-    "first_line",
     "folder_dialogue",
     "is_adapted",
     "is_shipped_warm_start",
@@ -98,7 +95,6 @@ __all__ = [
     "list_text_sources",
     "load_local_dialogue",
     "load_vocabulary",
-    "merged_weights",
     "name_reference",
     "narrow_windows",
     "pretrained_tokenizer",

@@ -22,11 +22,11 @@ from transformers import (
 )
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from rlx.errors import EnvironmentFault, SpecError
+from rlx.errors import EnvironmentFault, SpecError, summarize_error
 from rlx.importing import hide_packages
 from rlx.model.copies import convert_weights
 from rlx.model.dialogue import ModelDialogue
-from rlx.model.files import first_line, model_folder, name_reference, share_weights
+from rlx.model.files import model_folder, name_reference, share_weights
 from rlx.model.tokenizer import (
     build_dialogue,
     build_vocabulary_dialogue,
@@ -60,9 +60,7 @@ class Policy:
     """A language model with its tokenizer and dialogue format.
 
     Attributes:
-        model: the transformers model, on the CPU until a learner or sampler moves it.
-        tokenizer: the model's tokenizer, saved with every export.
-        dialogue: encodes and decodes dialogues.
+        model: on the CPU until a learner or sampler moves it.
         end_ids: tokens that end a turn.
     """
 
@@ -82,12 +80,8 @@ class Policy:
         return find_context_length(self.model.config)
 
     def save(self, folder: Path, weights: Mapping[str, torch.Tensor] | None = None) -> None:
-        """Writes weights, configuration and tokenizer in the Hugging Face layout.
-
-        Args:
-            folder: created if missing.
-            weights: by name; by default the model's own.
-        """
+        """Writes weights (by default the model's own), configuration and tokenizer in the Hugging
+        Face layout."""
         state = None if weights is None else dict(weights)
         with hide_packages("deepspeed"):  # accelerate imports it to see that nothing is wrapped
             self.model.save_pretrained(folder, state_dict=state)
@@ -103,15 +97,13 @@ def build_policy(
 ) -> Policy:
     """Builds the model, before any warm start.
 
-    Weights that are stored in the wanted precision are not read but mapped: the processes of a
-    machine share the memory of the files, and a page is copied only where it is written.
+    Weights that are stored in the wanted precision are mapped, not read: the processes of a machine
+    share the memory of the files. Others are rounded once.
 
     Args:
-        spec: the `model:` section.
         seed: seed of a tiny model's random weights.
         tokenizer: folder of a tiny model's tokenizer, as for `load_vocabulary`.
-        dtype: of the parameters. Weights are rounded once, to the numbers to which those of a
-            float32 model would be rounded later.
+        dtype: of the parameters.
 
     Raises:
         SpecError: a pretrained model is of a kind that rlx cannot train.
@@ -127,12 +119,7 @@ def build_policy(
 
 
 def build_reference(spec: ModelFiles, policy: Policy, dtype: torch.dtype) -> Policy:
-    """Loads a policy's reference model.
-
-    Args:
-        spec: `model.reference`.
-        policy: has the same tokenizer.
-        dtype: of the parameters.
+    """Loads `model.reference`, whose tokenizer must be the policy's.
 
     Raises:
         SpecError: the tokenizer is another one, or the model of a kind that rlx cannot load.
@@ -180,7 +167,7 @@ def _load_pretrained_policy(spec: PretrainedModelSpec, dtype: torch.dtype) -> Po
     except LOADING_ERRORS as error:
         raise EnvironmentFault(
             f"model.path: transformers {transformers.__version__} cannot load {spec.path!r} "
-            f"({first_line(error)}); save or fetch it again"
+            f"({summarize_error(error)}); save or fetch it again"
         ) from error
     if missing := sorted(loading["missing_keys"]):
         raise EnvironmentFault(
@@ -195,11 +182,8 @@ def _load_pretrained_policy(spec: PretrainedModelSpec, dtype: torch.dtype) -> Po
 def _load_weights(
     folder: Path, config: PreTrainedConfig, dtype: torch.dtype
 ) -> tuple[PreTrainedModel, dict[str, Any]]:
-    """Loads a model with parameters of a dtype, and returns what transformers says about it.
-
-    Buffers are float32 whatever the dtype. A few models, such as Gemma, would round theirs too:
-    these are loaded in float32, and their parameters are rounded then.
-    """
+    """Loads a model with float32 buffers and parameters of a dtype, and what transformers says
+    about it."""
     # The model's own attention where it has sinks, biases of its own, or no attention at all.
     has_fast_one = getattr(MODEL_FOR_CAUSAL_LM_MAPPING[type(config)], "_supports_sdpa", False)
     model, loading = AutoModelForCausalLM.from_pretrained(
@@ -218,11 +202,7 @@ def _load_weights(
 
 
 def _load_model_config(folder: Path, path: str) -> PreTrainedConfig:
-    """Loads the configuration of a causal language model that transformers implements.
-
-    Raises:
-        SpecError: it is another kind of model, or it needs remote code.
-    """
+    """Loads the configuration of a causal language model that transformers implements."""
     raw_config, _ = PreTrainedConfig.get_config_dict(folder)
     kind = raw_config.get("model_type")
     if kind not in CONFIG_MAPPING:

@@ -1,8 +1,4 @@
-"""Copies of models: one weight at a time, or of their first layers only.
-
-A large model exists once on the host, as the pages of its files that all ranks share. What goes to
-a device goes there weight by weight, in its final precision.
-"""
+"""Copies of models, one weight at a time, and models that have only their first layers."""
 
 import copy
 from collections.abc import Callable, Iterator, Mapping
@@ -16,7 +12,6 @@ from transformers.core_model_loading import revert_weight_conversion
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 Module = TypeVar("Module", bound=nn.Module)
-
 MIN_KEPT_LAYERS = 2
 """Minimum number of layers to keep: the second one reads what the first one wrote."""
 
@@ -24,13 +19,9 @@ MIN_KEPT_LAYERS = 2
 def copy_model(
     model: Module, device: torch.device | None = None, dtype: torch.dtype | None = None
 ) -> Module:
-    """Returns a copy of a model, made weight by weight where it shall be.
+    """Returns a copy of a model, made weight by weight on a device (None: the model's own).
 
-    Args:
-        model: not modified.
-        device: of the copy; None for that of the model.
-        dtype: of the copy's parameters; None for that of the model. Buffers keep theirs: positions
-            need float32.
+    `dtype` is that of the parameters; buffers keep theirs, since positions need float32.
     """
     return _rebuild(
         model,
@@ -76,7 +67,6 @@ def keep_first_layers(model: nn.Module) -> Iterator[None]:
     listed = [v for v in config.get_text_config().to_dict().values() if isinstance(v, list | tuple)]
 
     def count_needed(layers: nn.ModuleList) -> int:
-        """How many layers there are until each kind has been there."""
         kinds = [
             repr((layer, [each[n] for each in listed if len(each) >= len(layers)]))
             for n, layer in enumerate(layers)
@@ -101,11 +91,7 @@ def keep_first_layers(model: nn.Module) -> Iterator[None]:
 
 
 class StoredForm:
-    """The form in which weights of a model are stored.
-
-    Args:
-        model: before adapters are added; not kept.
-    """
+    """The form in which a model, before adapters are added, stores its weights."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         with torch.device("meta"):

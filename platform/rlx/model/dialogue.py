@@ -43,29 +43,29 @@ if TYPE_CHECKING:
 
 NEARBY = 200
 """Characters shown on each side of what a tokenizer cannot write."""
-
 INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
 """What an incomplete UTF-8 sequence decodes to."""
 
 TEMPLATE_DAY: Final = datetime(2025, 1, 1)
-"""What chat templates that write today's date get: a run that is resumed tomorrow and an evaluation
-next month show the same prompts."""
+"""The date that chat templates get for today's: prompts are the same tomorrow."""
 
 
-_INSTEAD = "set model.chat_template: false, which writes tools as plain text"
-"""What to do about a template that cannot be used with tools."""
+def _refuse_template(what: str) -> SpecError:
+    return SpecError(
+        f"the model's chat template {what}; set model.chat_template: false to use plain text"
+    )
 
 
 class _DialogueBase(ABC):
-    """Encoding of text and decoding of turns, shared by all dialogue formats."""
+    """Encodes text and decodes turns, in every dialogue format; see `rlx.rollout.Dialogue`."""
 
     def __init__(
         self, tokenizer: "PreTrainedTokenizerBase | Vocabulary", end_ids: Sequence[int]
     ) -> None:
         self.tokenizer: Any = tokenizer
         self._pieces: dict[int, str] = {}
-        named = tokenizer.added_tokens_decoder.values()
-        self._control = [token.content for token in named if token.special]
+        added = tokenizer.added_tokens_decoder.values()
+        self._control = [token.content for token in added if token.special]
         self.end_ids = tuple(end_ids)
 
     def read(self, token_ids: Sequence[int]) -> tuple[str, tuple[int, ...]]:
@@ -96,13 +96,11 @@ class _DialogueBase(ABC):
     def encode_observation(
         self, text: str, after: Sequence[int], *, inline: bool, prefix: str = ""
     ) -> TurnPrompt:
-        """See `rlx.rollout.Dialogue`."""
         text = self.break_control_tokens(text)
         ids = self.encode(text + prefix) if inline else self.reply(text, after, prefix)
         return TurnPrompt(text, ids)
 
     def break_control_tokens(self, text: str) -> str:
-        """See `rlx.rollout.Dialogue`."""
         for token in self._control:
             text = text.replace(token, f"{token[0]} {token[1:]}")
         return text
@@ -112,8 +110,8 @@ class _DialogueBase(ABC):
         """See `rlx.rollout.Dialogue`."""
 
     def read_reply(self, text: str, context: Sequence[int], tools: Sequence[Schema]) -> ReadReply:
-        """See `rlx.rollout.Dialogue`. Calls are read as the tokenizer says how (`parse_response`),
-        or else as JSON, or a function in tags, between `<tool_call>` and `</tool_call>`."""
+        """Reads calls as the tokenizer says (`parse_response`), or else as JSON, or a function in
+        tags, between `<tool_call>` and `</tool_call>`."""
         if getattr(self.tokenizer, "response_template", None) is None:
             return read_calls(text, tools, bare=self._writes_bare_calls)
         before = self.decode_tokens(context)
@@ -134,13 +132,12 @@ class _DialogueBase(ABC):
         return False
 
     def piece(self, token: int) -> str:
-        """Decodes a single token; special tokens decode to their names."""
+        """Decodes a single token."""
         if token not in self._pieces:
             self._pieces[token] = self.decode_tokens([token])
         return self._pieces[token]
 
     def _describe(self, text: str, token: int) -> str:
-        """Says which part of a text a token's first occurrence encodes, and in which context."""
         encoding = self.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
         start, stop = encoding["offset_mapping"][encoding["input_ids"].index(token)]
         before, after = max(0, start - NEARBY), stop + NEARBY
@@ -161,10 +158,9 @@ class _DialogueBase(ABC):
     def _ends(self, ids: Sequence[int], text: str) -> list[int]:
         """Returns the lengths of the decoded prefixes.
 
-        If the tokens decoded one by one concatenate to the text, their lengths are summed.
-        Otherwise (a character split over several tokens, spaces that depend on the context), each
-        token is decoded after the tokens before it, and a character counts from the token that
-        completes it.
+        Tokens that decode to the same text one by one are summed. Otherwise (a character split over
+        several tokens, spaces that depend on the context) each is decoded after the tokens before
+        it, and a character counts from the token that completes it.
         """
         pieces = [self.piece(i) for i in ids]
         if "".join(pieces) == text:
@@ -183,15 +179,10 @@ class _DialogueBase(ABC):
 
 
 class PlainDialogue(_DialogueBase):
-    """Concatenates turns as plain text; a turn ends with the end-of-sequence token.
+    """Concatenates turns as plain text; a turn ends with the first of the end tokens.
 
-    A dialogue begins with the tokens that the tokenizer's own call puts before a text: BOS with
-    some tokenizers, and nothing with others that have the token. What a call puts behind a text
-    (EOS) would end the dialogue and is left out.
-
-    Args:
-        tokenizer: the model's tokenizer.
-        end_ids: tokens that end a turn; the first one closes turns without an end token.
+    A dialogue begins with what the tokenizer's own call puts before a text, such as BOS. What it
+    puts behind a text (EOS) would end the dialogue and is left out.
 
     Raises:
         SpecError: its call does not put tokens around a text but changes the text's own.
@@ -219,16 +210,18 @@ class PlainDialogue(_DialogueBase):
         prefix: str = "",
         tools: Sequence[Schema] = (),
     ) -> tuple[int, ...]:
-        """Returns what begins a dialogue, the system message, tools, earlier turns, and the
-        text."""
+        """Encodes system message, tools, earlier turns and the text, and begins the dialogue."""
         if tools:
             system = _prepend_system_message(describe_tools(tools), system)
-        asked = [message.content for message in history[::2]] + [text]
-        asked[0] = _prepend_system_message(asked[0], system)
-        asked[-1] += prefix
-        ids = (*self._beginning, *self.encode(asked[0]))
-        for said, following in zip(history[1::2], asked[1:], strict=True):
-            turn = self.encode(said.content)
+        texts = [*(message.content for message in history), text]
+        texts[0] = _prepend_system_message(texts[0], system)
+        texts[-1] += prefix
+        return self._append_turns((*self._beginning, *self.encode(texts[0])), texts[1:])
+
+    def _append_turns(self, ids: tuple[int, ...], texts: Sequence[str]) -> tuple[int, ...]:
+        """Appends turns of the assistant, each with what the user says after it."""
+        for said, following in zip(texts[::2], texts[1::2], strict=True):
+            turn = self.encode(said)
             ids += (*turn, *self.reply(following, turn))
         return ids
 
@@ -239,8 +232,7 @@ class PlainDialogue(_DialogueBase):
     def open_chat(
         self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()
     ) -> tuple[int, ...]:
-        """See `ChatDialogue.open_chat`. Without a template there is a system message at most, and
-        then the user's and the assistant's in turn.
+        """Encodes messages: one of the system, if any, then the user's and the assistant's in turn.
 
         Raises:
             SpecError: there are other messages, or tools.
@@ -261,8 +253,7 @@ class PlainDialogue(_DialogueBase):
         after: Sequence[int],
         tools: Sequence[Mapping[str, Any]] = (),
     ) -> tuple[int, ...]:
-        """See `ChatDialogue.follow_chat`. Without a template the messages are the user's and the
-        assistant's in turn, the user's first and last.
+        """Encodes messages after a turn: the user's and the assistant's in turn, the user's last.
 
         Raises:
             SpecError: there are other messages, or tools.
@@ -272,14 +263,11 @@ class PlainDialogue(_DialogueBase):
                 "this model has no chat template: after a turn, its messages are those of user and "
                 "assistant in turn, the user's first and last, without tools"
             )
-        ids = self.reply(messages[0]["content"], after)
-        for said, following in zip(messages[1::2], messages[2::2], strict=True):
-            turn = self.encode(said["content"])
-            ids += (*turn, *self.reply(following["content"], turn))
-        return ids
+        asked, *texts = (message["content"] for message in messages)
+        return self._append_turns(self.reply(asked, after), texts)
 
     def reply(self, text: str, after: Sequence[int], prefix: str = "") -> tuple[int, ...]:
-        """Returns the text, after an end token if the turn `after` has none."""
+        """Encodes the text, after an end token if the turn `after` has none."""
         return (*(() if self._is_closed(after) else self.end_ids[:1]), *self.encode(text + prefix))
 
     def encode_results(
@@ -290,7 +278,7 @@ class PlainDialogue(_DialogueBase):
         tools: Sequence[Schema],
         prefix: str = "",
     ) -> TurnPrompt:
-        """Returns each result between its tags, and then the text."""
+        """Encodes each result between its tags, and then the text."""
         shown = [self.break_control_tokens(result) for _, result in results]
         text = self.break_control_tokens(text)
         framed = "".join(f"{RESULT}{result}{RESULT_END}\n" for result in shown)
@@ -308,11 +296,8 @@ class ChatDialogue(_DialogueBase):
     """Formats turns with the tokenizer's chat template.
 
     The template renders only the text around sampled turns, never the turns themselves: the text
-    after a turn is what the template renders after a placeholder for the turn.
-
-    Args:
-        tokenizer: the model's tokenizer, with a chat template.
-        end_ids: tokens that end a turn, besides the template's own, which comes first.
+    after a turn is what the template renders after a placeholder for the turn. The template's own
+    end of a turn is the first of the end tokens.
 
     Raises:
         SpecError: the template cannot be used in this way.
@@ -337,7 +322,7 @@ class ChatDialogue(_DialogueBase):
         prefix: str = "",
         tools: Sequence[Schema] = (),
     ) -> tuple[int, ...]:
-        """Returns the messages and the header of the first turn, templated, and the prefix."""
+        """Encodes the messages and the header of the first turn, templated, and the prefix."""
         messages = [_build_message(message.role, message.content) for message in history]
         messages.append(_build_message("user", text))
         if system and self._takes_system:
@@ -354,7 +339,7 @@ class ChatDialogue(_DialogueBase):
         tools: Sequence[Schema],
         prefix: str = "",
     ) -> TurnPrompt:
-        """Returns what the template writes after the turn for the messages with the results."""
+        """Encodes what the template writes after the turn for the messages with the results."""
         shown = [self.break_control_tokens(result) for _, result in results]
         text = self.break_control_tokens(text)
         messages = [
@@ -372,21 +357,18 @@ class ChatDialogue(_DialogueBase):
             SpecError: the template does not write calls.
         """
         called = {"name": call.name, "arguments": dict(call.arguments)}
-        asked, word = _build_message("user", "?"), _build_placeholder(repr(called))
-        message = {
-            "role": "assistant",
-            "content": "",
-            "tool_calls": [{"id": "call00000", "type": "function", "function": called}],
-        }
-        told = _build_message("assistant", word)
+        told = _build_message("assistant", _build_placeholder(repr(called)))
+        tool_calls = [{"id": "call00000", "type": "function", "function": called}]
+        message = {"role": "assistant", "content": "", "tool_calls": tool_calls}
         written, around = (
-            self._write_chat([asked, each], (), prompt=False) for each in (message, told)
+            self._render([_build_message("user", "?"), each], prompt=False)
+            for each in (message, told)
         )
         start = count_shared((written, around))
         stop = count_shared((written[start:][::-1], around[start:][::-1]))
         text = written[start : len(written) - stop].strip()
         if call.name not in text:
-            raise SpecError("the model's chat template does not write calls of tools")
+            raise _refuse_template("does not write calls of tools")
         return text
 
     @cached_property
@@ -404,48 +386,40 @@ class ChatDialogue(_DialogueBase):
         Raises:
             SpecError: it does not, or they cannot be read.
         """
-        call = make_up_call(tools[0])
-        try:
-            opened = self.open_chat([_build_message("user", "?")], tools)
-            word = _build_placeholder("")
-            shown = self.decode_tokens(self.encode_results([(call, word)], "", (), tools).token_ids)
-            found = self.read_reply(self.write_call(call), opened, tools)
-        except SpecError as error:
-            raise SpecError(f"{error}; {_INSTEAD}") from error
-        if word not in shown:
-            raise SpecError(
-                f"the model's chat template does not write results of tools; {_INSTEAD}"
-            )
-        if found.calls != (call,):
-            raise SpecError(
-                "the model's chat template writes calls of tools in a form that only a tokenizer "
-                f"with a response_template reads, which this one has not: add it, or {_INSTEAD}"
+        call, word = make_up_call(tools[0]), _build_placeholder("")
+        opened = self.open_chat([_build_message("user", "?")], tools)
+        shown = self.encode_results([(call, word)], "", (), tools).token_ids
+        if word not in self.decode_tokens(shown):
+            raise _refuse_template("does not write results of tools")
+        if self.read_reply(self.write_call(call), opened, tools).calls != (call,):
+            raise _refuse_template(
+                "writes calls of tools in a form that only a tokenizer with a response_template "
+                "reads, which this one has not"
             )
 
     def open_chat(
         self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()
     ) -> tuple[int, ...]:
-        """Returns messages and tools as the template writes them, up to the start of a turn.
+        """Encodes messages and tools as the template writes them, up to the start of a turn.
 
         Args:
-            messages: each with `role` and `content`, and what else the template reads; not empty.
+            messages: each with `role`, `content`, and what else the template reads; not empty.
             tools: functions in OpenAI's form: `{"type": "function", "function": {...}}`.
 
         Raises:
             SpecError: the template refuses the messages, or does not write the tools.
         """
-        text = self._write_chat(messages, tools)
-        if tools and text == self._write_chat(messages, ()):
-            raise SpecError("the model's chat template does not write tools")
+        text = self._render(messages, tools)
+        if tools and text == self._render(messages):
+            raise _refuse_template("does not write tools")
         return self.encode(text)
 
-    def _write_chat(
+    def _render(
         self,
         messages: Sequence[Mapping[str, Any]],
         tools: Sequence[Mapping[str, Any]] = (),
         *,
         prompt: bool = True,
-        refusal: str = "the model's chat template refuses these messages: {}",
     ) -> str:
         from jinja2 import TemplateError  # imported here: most dialogues have no template
 
@@ -460,15 +434,16 @@ class ChatDialogue(_DialogueBase):
                 )
             )
         except (TemplateError, ValueError, TypeError, KeyError) as error:
-            raise SpecError(refusal.format(error)) from error
+            raise _refuse_template(f"refuses these messages ({error})") from error
 
     def reply(self, text: str, after: Sequence[int], prefix: str = "") -> tuple[int, ...]:
-        """Returns the tokens that close the turn `after`, the text, and the next turn's header.
+        """Encodes what closes the turn `after`, the text, and the next turn's header.
 
-        The end token of the turn is not repeated. A turn without one is closed as the template does
-        it, or with the first end token if the template does not close turns.
+        A turn without an end token is closed as the template does it, or with the first end token
+        if the template does not close turns.
         """
-        return self._close_turn(self.encode(self._render_turn_suffix(text) + prefix), after)
+        suffix = self._render_suffix([_build_message("user", text)])
+        return self._close_turn(self.encode(suffix + prefix), after)
 
     def follow_chat(
         self,
@@ -476,22 +451,13 @@ class ChatDialogue(_DialogueBase):
         after: Sequence[int],
         tools: Sequence[Mapping[str, Any]] = (),
     ) -> tuple[int, ...]:
-        """Returns the tokens that close the turn `after`, the messages as the template writes them
-        after a turn, and the next turn's header.
-
-        Args:
-            messages, tools: as in `open_chat`; the messages that follow the turn.
-            after: the tokens of the turn.
+        """Encodes what closes the turn `after`, messages as in `open_chat`, and the next turn's
+        header.
 
         Raises:
             SpecError: the template refuses the messages, or does not reproduce a turn verbatim.
         """
-        turn = _build_placeholder(repr(messages))
-        around = [_build_message("user", "?"), _build_message("assistant", turn)]
-        parts = self._write_chat([*around, *messages], tools).split(turn)
-        if len(parts) != 2:
-            raise SpecError("the model's chat template does not reproduce a turn verbatim")
-        return self._close_turn(self.encode(parts[1]), after)
+        return self._close_turn(self.encode(self._render_suffix(messages, tools)), after)
 
     def _close_turn(self, ids: tuple[int, ...], after: Sequence[int]) -> tuple[int, ...]:
         """What follows the turn `after`, from what the template writes after a turn."""
@@ -503,10 +469,11 @@ class ChatDialogue(_DialogueBase):
     def _closing_ids(self) -> tuple[int, ...]:
         """Returns the tokens with which the template ends a turn, up to its end token, or none.
 
-        They are the common prefix of what follows the last turn of a dialogue and what follows a
-        turn in its middle: optional whitespace and a special token.
+        They are the common beginning of what follows a dialogue's last turn and a turn in its
+        middle: optional whitespace and a special token.
         """
-        last, middle = (self.encode(self._render_turn_suffix(text)) for text in (None, "?"))
+        last = self.encode(self._render_suffix([], prompt=False))
+        middle = self.encode(self._render_suffix([_build_message("user", "?")]))
         special = self.tokenizer.added_tokens_decoder
         for n, (token, other) in enumerate(zip(last, middle, strict=False)):
             if token == other and token in special:
@@ -515,32 +482,22 @@ class ChatDialogue(_DialogueBase):
                 break
         return ()
 
-    def _render_turn_suffix(self, text: str | None) -> str:
-        """Renders what follows a turn: the user message `text`, or nothing if None."""
-        turn = _build_placeholder(text or "")
-        messages = [_build_message("user", "?"), _build_message("assistant", turn)]
-        if text is not None:
-            messages.append(_build_message("user", text))
-        around = self._render(messages, prompt=text is not None).split(turn)
-        if len(around) != 2:
-            raise SpecError(
-                "the model's chat template does not reproduce a turn verbatim, so rlx cannot tell "
-                "what follows it; set model.chat_template: false to use plain text"
-            )
-        return around[1]
-
-    def _render(
+    def _render_suffix(
         self,
         messages: Sequence[Mapping[str, Any]],
         tools: Sequence[Mapping[str, Any]] = (),
         *,
         prompt: bool = True,
     ) -> str:
-        refusal = (
-            "the model's chat template cannot be used ({}); set model.chat_template: false to use "
-            "plain text"
-        )
-        return self._write_chat(messages, tools, prompt=prompt, refusal=refusal)
+        """Renders what follows a turn, with the messages after it."""
+        turn = _build_placeholder(repr(messages))
+        around = [_build_message("user", "?"), _build_message("assistant", turn)]
+        parts = self._render([*around, *messages], tools, prompt=prompt).split(turn)
+        if len(parts) != 2:
+            raise _refuse_template(
+                "does not reproduce a turn verbatim, so rlx cannot tell what follows it"
+            )
+        return parts[1]
 
 
 ModelDialogue = PlainDialogue | ChatDialogue
@@ -571,12 +528,7 @@ def _build_placeholder(text: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class DemonstrationTokens:
-    """A tokenized demonstration.
-
-    Attributes:
-        token_ids: tokens of the whole dialogue.
-        is_own: loss mask: True for the policy's tokens, including end-of-turn tokens.
-    """
+    """A demonstration's tokens, and which are the policy's, end-of-turn tokens included."""
 
     token_ids: tuple[int, ...]
     is_own: tuple[bool, ...]
@@ -590,10 +542,7 @@ _TurnTokens = tuple[tuple[int, ...], tuple[int, ...]]
 class DemonstrationPlayer:
     """Plays an experiment's demonstrations; the result depends only on the demonstration's index.
 
-    Attributes:
-        spec: the experiment.
-        task: the task that provides the demonstrations.
-        environment: responds between turns; None if the schedule has none.
+    The environment is None if the schedule has none.
     """
 
     spec: ExperimentSpec
@@ -601,7 +550,7 @@ class DemonstrationPlayer:
     environment: Environment | None = None
 
     def episode(self, dialogue: ModelDialogue, index: int) -> DemonstrationTokens:
-        """Returns the tokens of demonstration number `index` of the warm start.
+        """Returns demonstration number `index` of the warm start.
 
         Raises:
             SpecError: the vocabulary has no token for part of its text.
@@ -628,8 +577,7 @@ class DemonstrationPlayer:
                 raise ValueError(
                     "a warm start with an environment needs the environment and a task with lessons"
                 )
-            problem = self.task.lesson(index, start)
-            talk = build_talk(rollout)
+            problem, talk = self.task.lesson(index, start), build_talk(rollout)
             return _iterate_environment_turns(
                 *(talk, problem, seed, dialogue, self.task, self.environment),
                 player=index % talk.players,
@@ -668,7 +616,7 @@ def _iterate_environment_turns(
     environment: Environment,
     player: int,
 ) -> Iterator[_TurnTokens]:
-    """Plays the scripted policy against the environment, turn by turn, as `rlx.rollout` does.
+    """Plays the scripted policy against the environment, as `rlx.rollout` does.
 
     In self-play the script plays both players, and the turns of one are yielded.
     """
@@ -716,7 +664,7 @@ class _ScriptedPlayer:
 
     Attributes:
         opening: the tokens that it read before its next turn.
-        turns: its turns so far, as texts; the tokens of the last are `last_turn`.
+        turns: its turns so far; the tokens of the last are `last_turn`.
         observations: what it read between them.
     """
 

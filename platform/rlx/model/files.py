@@ -1,13 +1,4 @@
-"""Locates and checks the files of a pretrained model, without importing torch.
-
-A folder is used as it is. A name on the Hugging Face Hub is looked up in the local cache first, and
-the Hub is queried only for missing files, so a run with a cached model needs no network.
-
-A GGUF file is imported once, into a folder in the Hugging Face layout. transformers reads its
-weights, configuration and chat template, but not which pre-tokenizer it names
-(`tokenizer.ggml.pre`): with another one, most texts become other tokens than those that the model
-was trained on. It is set here, and an unknown one is refused.
-"""
+"""Locates, checks, fetches and imports the files of a pretrained model, without importing torch."""
 
 import hashlib
 import json
@@ -20,7 +11,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rlx.errors import EnvironmentFault, SpecError
+from rlx.errors import EnvironmentFault, SpecError, summarize_error
 from rlx.home import locate_cache
 from rlx.plugin import expand_path
 from rlx.spec import ModelFiles
@@ -38,7 +29,8 @@ _REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _PATTERNS = {"qwen2": rf"{_WORDS}|\p{{N}}{_REST}", "llama-bpe": rf"{_WORDS}|\p{{N}}{{1,3}}{_REST}"}
 """How some pre-tokenizers cut a text, before their pieces become bytes."""
 PRE_TOKENIZERS = ("gpt-2", "smollm", *_PATTERNS)
-"""Values of `tokenizer.ggml.pre` that are known, for byte-level vocabularies."""
+"""Values of `tokenizer.ggml.pre` that are known, for byte-level vocabularies. transformers ignores
+this field, and with another pre-tokenizer most texts become other tokens than those of training."""
 
 
 def check_gguf_file(file: Path) -> None:
@@ -46,8 +38,7 @@ def check_gguf_file(file: Path) -> None:
 
     Raises:
         EnvironmentFault: it is damaged, or the package `gguf` is missing.
-        SpecError: its tokenizer has a pre-tokenizer that rlx does not know, or its tensors do not
-            have the dimensions that it states.
+        SpecError: its pre-tokenizer is unknown, or its dimensions contradict each other.
     """
     header, shapes = _read_header(file)
     if wrong := _describe_misfit(header, shapes):
@@ -64,9 +55,7 @@ def check_gguf_file(file: Path) -> None:
 
 
 def import_gguf_file(file: Path) -> Path:
-    """Imports a file, unless that has been done, and returns its folder in the cache.
-
-    Weights are kept as float32: 4 bytes each, and about half a minute for 135 million.
+    """Imports a file as float32, unless that has been done, and returns its folder in the cache.
 
     Raises:
         EnvironmentFault, SpecError: as `check_gguf_file`, or what is read disagrees with the file's
@@ -121,11 +110,7 @@ def _describe_misfit(header: Mapping[str, Any], shapes: Mapping[str, tuple[int, 
 
 
 def _read_header(file: Path) -> tuple[dict[str, Any], dict[str, tuple[int, ...]]]:
-    """Returns the fields of a file and the shapes of its tensors, rows first, by their names.
-
-    Raises:
-        EnvironmentFault: as `check_gguf_file`.
-    """
+    """Returns the fields of a file and the shapes of its tensors, rows first, by their names."""
     try:
         from gguf import GGUFReader
     except ImportError as error:
@@ -142,8 +127,8 @@ def _read_header(file: Path) -> tuple[dict[str, Any], dict[str, tuple[int, ...]]
         return fields, {one.name: tuple(map(int, reversed(one.shape))) for one in reader.tensors}
     except (OSError, ValueError, IndexError, KeyError) as error:
         raise EnvironmentFault(
-            f"model.path: {str(file)!r} cannot be read as GGUF ({first_line(error)}); fetch it "
-            "again"
+            f"model.path: {str(file)!r} cannot be read as GGUF ({summarize_error(error)}); fetch "
+            "it again"
         ) from error
 
 
@@ -198,12 +183,9 @@ TOKENIZERS = ("tokenizer.json", "tokenizer.model", "spiece.model", "vocab.json",
 
 
 def check_model_files(spec: ModelFiles) -> None:
-    """Checks that a model's files are available and valid, without loading the model.
+    """Checks that a model's files are available and valid, without loading or fetching them.
 
-    Downloads nothing. The Hub is queried only for a name that is not in the cache.
-
-    Args:
-        spec: the `model:` section.
+    The Hub is queried only for a name that is not in the cache.
 
     Raises:
         SpecError: the model is of a kind that rlx cannot train.
@@ -220,12 +202,8 @@ def check_model_files(spec: ModelFiles) -> None:
 
 
 def model_folder(spec: ModelFiles) -> Path:
-    """Returns the folder with the model's files, imported or downloaded if necessary.
-
-    Raises:
-        SpecError: as `check_model_files`.
-        EnvironmentFault: as `check_model_files`.
-    """
+    """Returns the folder with the model's files, imported or downloaded if necessary; raises as
+    `check_model_files`."""
     if (file := find_gguf_file(spec)) is not None:
         return import_gguf_file(file)
     folder = _find_local_model(spec) or _fetch_snapshot(spec)
@@ -247,9 +225,10 @@ def compute_model_fingerprint(spec: ModelFiles) -> str:
 
 
 def find_local_files(spec: ModelFiles) -> Path | None:
-    """Returns the local folder with a model's configuration and tokenizer, or None.
+    """Returns the local folder with a model's configuration and tokenizer, or None; without the
+    network.
 
-    The weights may be missing. Does not access the network.
+    The weights may be missing.
     """
     folder = expand_path(spec.path)
     if (file := find_gguf_file(spec)) is not None:
@@ -274,7 +253,6 @@ def compute_reference_digest(spec: ModelFiles) -> str:
 
 @lru_cache(maxsize=64)
 def _compute_file_digest(file: Path, modified: int) -> str:
-    """SHA-256 of a file that was modified at that time, in nanoseconds."""
     with file.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
@@ -346,7 +324,7 @@ def _list_hub_files(spec: ModelFiles) -> set[str]:
         info = HfApi().model_info(spec.path, revision=spec.revision, timeout=HUB_SECONDS)
     except errors.HfHubHTTPError as error:
         status = getattr(getattr(error, "response", None), "status_code", None)
-        why = f"the hub cannot list the files of {name} ({first_line(error)}); try again later"
+        why = f"the hub cannot list the files of {name} ({summarize_error(error)}); try again later"
         if isinstance(error, errors.RevisionNotFoundError):
             why = f"the hub has no {name}; leave model.revision out, or give one that exists"
         elif isinstance(error, errors.GatedRepoError) or status == 403:
@@ -363,7 +341,7 @@ def _list_hub_files(spec: ModelFiles) -> set[str]:
     except Exception as error:  # whatever the hub's HTTP library raises
         raise EnvironmentFault(
             f"model.path: there is no folder {spec.path!r} on this machine, {name} is not in the "
-            f"hub's cache, and the hub cannot be reached ({first_line(error)}); give a local "
+            f"hub's cache, and the hub cannot be reached ({summarize_error(error)}); give a local "
             f"folder, or fetch it where there is a network with `{_fetch_command(spec)}`"
         ) from error
     names = {file.rfilename for file in info.siblings or ()}
@@ -388,12 +366,11 @@ def _fetch_snapshot(spec: ModelFiles) -> Path:
     except Exception as error:  # whatever the hub's HTTP library raises
         raise EnvironmentFault(
             f"model.path: {_format_model_name(spec)} could not be fetched from the hub "
-            f"({first_line(error)}); try `{_fetch_command(spec)}`, or give a local folder"
+            f"({summarize_error(error)}); try `{_fetch_command(spec)}`, or give a local folder"
         ) from error
 
 
 def _check_folder(folder: Path, path: str) -> None:
-    """Checks everything that can be checked without loading the model."""
     try:
         missing = _find_missing_files(folder)
         if missing:
@@ -430,13 +407,12 @@ def _check_weights(file: Path) -> None:
             pass
     except SafetensorError as error:
         raise EnvironmentFault(
-            f"model.path: the weights in {str(file)!r} are damaged ({first_line(error)}); fetch "
-            "or save them again"
+            f"model.path: the weights in {str(file)!r} are damaged ({summarize_error(error)}); "
+            "fetch or save them again"
         ) from error
 
 
 def _find_missing_files(folder: Path) -> list[str]:
-    """Returns what a folder lacks to be a complete model."""
     files = {file.name for file in folder.iterdir() if file.is_file()}
     return _find_missing_parts(files) or [
         f.name for f in _weight_files(folder) if f.name not in files
@@ -454,7 +430,6 @@ def _find_missing_parts(names: Collection[str]) -> list[str]:
 
 
 def _weight_files(folder: Path) -> list[Path]:
-    """Returns the weight files of a folder; empty if it has none."""
     for name in WEIGHTS:
         if (folder / name).is_file():
             return [folder / name]
@@ -469,7 +444,8 @@ def _read_json_object(file: Path) -> dict[str, Any]:
         value = json.loads(file.read_text(encoding="utf-8"))
     except ValueError as error:
         raise EnvironmentFault(
-            f"model.path: {str(file)!r} is not JSON ({first_line(error)}); fetch or save it again"
+            f"model.path: {str(file)!r} is not JSON ({summarize_error(error)}); fetch or save it "
+            "again"
         ) from error
     if not isinstance(value, dict):
         raise EnvironmentFault(f"model.path: {str(file)!r} is not a JSON object")
@@ -483,11 +459,6 @@ def _format_model_name(spec: ModelFiles) -> str:
 def _fetch_command(spec: ModelFiles) -> str:
     revision = f" --revision {spec.revision}" if spec.revision else ""
     return f"hf download {spec.path}{revision}"
-
-
-def first_line(error: Exception) -> str:
-    """Returns the first line of an error message."""
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 def share_weights(config: Path) -> None:

@@ -1,8 +1,4 @@
-"""Low-rank adapters (Hu et al. 2021), through the peft library.
-
-An adapted model keeps its class and forward pass; only its linear layers are wrapped. To other
-modules it looks like the plain model: `merged_weights` uses the plain parameter names.
-"""
+"""Low-rank adapters (Hu et al. 2021), through the peft library."""
 
 from __future__ import annotations
 
@@ -50,12 +46,7 @@ def adapt_policy(policy: Policy, spec: ModelSpec, seed: int) -> Policy:
 def adapt_model(model: PreTrainedModel, lora: Lora, seed: int) -> None:
     """Adds adapters to the linear layers that `lora` names, and freezes all other weights.
 
-    B is initialized to zero, so the model's outputs do not change.
-
-    Args:
-        model: changed in place; from now on only its adapters are trainable.
-        lora: rank, scale and target layers.
-        seed: seed of the random initialization of A.
+    B is zero at first, so the model's outputs do not change; A is drawn from the seed.
 
     Raises:
         EnvironmentFault: peft is not installed.
@@ -81,11 +72,8 @@ def adapt_model(model: PreTrainedModel, lora: Lora, seed: int) -> None:
 
 
 def find_target_layers(model: PreTrainedModel, targets: tuple[str, ...]) -> list[str]:
-    """Returns the full names of the layers that match `targets` by full name or dotted suffix.
-
-    Raises:
-        SpecError: a target names no linear layer of this model.
-    """
+    """Returns the full names of the layers that match `targets` by full name or dotted suffix;
+    raises as `adapt_model`."""
     linear = [name for name, module in model.named_modules() if isinstance(module, LINEAR)]
     head = next((n for n in linear if model.get_submodule(n) is model.get_output_embeddings()), "")
     if model.config.get_text_config().tie_word_embeddings:
@@ -111,8 +99,8 @@ def find_target_layers(model: PreTrainedModel, targets: tuple[str, ...]) -> list
 
 
 def _find_adapted_layers(model: PreTrainedModel) -> dict[str, Linear]:
-    """Returns the adapted layers by their plain names. For a plain model it returns none, without
-    importing peft."""
+    """Returns the adapted layers by their plain names; of a plain model none, without importing
+    peft."""
     if not hasattr(model, "peft_config"):
         return {}
     from peft.tuners.lora import Linear
@@ -127,10 +115,8 @@ def is_adapted(model: PreTrainedModel) -> bool:
 
 @contextmanager
 def disable_adapters(model: PreTrainedModel) -> Iterator[None]:
-    """Disables the adapters of a model, so that it computes the base model's outputs.
-
-    Only for forward passes without gradient: disabled adapters do not require one.
-    """
+    """Context manager: the model computes the base model's outputs; only for passes without
+    gradient."""
     layers = _find_adapted_layers(model).values()
     for layer in layers:
         layer.enable_adapters(False)
@@ -141,21 +127,13 @@ def disable_adapters(model: PreTrainedModel) -> Iterator[None]:
             layer.enable_adapters(True)
 
 
-def merged_weights(model: PreTrainedModel, whole: Whole = Tensor.detach) -> dict[str, Tensor]:
-    """Returns all weights of `iterate_merged_weights`."""
-    return dict(iterate_merged_weights(model, whole))
-
-
 def iterate_merged_weights(
     model: PreTrainedModel, whole: Whole = Tensor.detach
 ) -> Iterator[tuple[str, Tensor]]:
     """Yields weights under the plain model's parameter names, W + alpha / rank · B A.
 
-    The sum is computed in float32 and rounded once, to the dtype of W.
-
-    Args:
-        model: adapted or plain.
-        whole: called for every parameter, in the same order on every rank, when its weight is due.
+    The sum is computed in float32 and rounded once, to the dtype of W. `whole` is called for every
+    parameter, in the same order on every rank, when its weight is due.
     """
     layers = _find_adapted_layers(model)
     adapters = {id(p) for layer in layers.values() for p in _get_lora_matrices(layer)}
@@ -199,7 +177,6 @@ def write_model(
         weights: by name, adapters merged in.
         adapter: from `adapter_weights`; unless empty, written in peft's format to the subfolder
             `adapter`.
-        folder: created if missing.
     """
     policy.save(folder, weights)
     if adapter:

@@ -1,7 +1,5 @@
-"""Checks an experiment's texts against its tokenizer, and chooses a tiny model's tokenizer by them.
-
-Nothing here imports transformers for a tiny model.
-"""
+"""Checks an experiment's texts against its tokenizer, and chooses a tiny model's tokenizer by them,
+without importing transformers for it."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -49,11 +47,8 @@ class TextSource:
     """What one phase of an experiment shows a model.
 
     Attributes:
-        spec: the experiment with the phase's settings.
-        task: source of training problems.
         demonstrations: source of the warm start's demonstrations.
         held_out: tasks of the held-out sets, by the key path that names them.
-        environment: answers between turns; None if there is none.
     """
 
     spec: ExperimentSpec
@@ -90,13 +85,8 @@ def choose_vocabulary(
 ) -> Vocabulary:
     """Returns the tokenizer of a tiny model, trained on the experiment's texts if necessary.
 
-    The texts do not depend on the experiment's seed, so that runs of several seeds share it.
-
-    Args:
-        spec: an experiment with a tiny model.
-        plugins: those of the experiment.
-        sample: problems, and demonstrations, of each task that are read. A run's tokenizer is
-            that of the default.
+    The texts do not depend on the seed. Of each task `sample` problems and demonstrations are read;
+    a run's tokenizer is that of the default.
 
     Raises:
         EnvironmentFault: the tokenizer's folder is missing or damaged.
@@ -167,10 +157,9 @@ def find_text_faults(
 
     Args:
         sources: the phases; the held-out sets are those of the first.
-        dialogue: the model's format.
         context_length: of the model, in tokens.
-        most: how many training problems of a phase are checked, and of a held-out set; None checks
-            all that a run draws, of tasks that make them up at most `GENERATED_PROBLEMS`.
+        most: how many problems of each set are checked; None checks all that a run draws, of tasks
+            that make them up at most `GENERATED_PROBLEMS`.
     """
     faults: list[Diagnostic] = []
     for number, source in enumerate(sources):
@@ -208,12 +197,7 @@ def find_text_faults(
 def _draw_problems(
     task: Task, split: Split, spec: ExperimentSpec, drawn: int, most: int | None
 ) -> Iterator[Problem]:
-    """Yields the first problems of a split, as a run with this experiment's seed draws them.
-
-    Args:
-        drawn: how many it draws. Of a task that lists its problems, each is yielded once.
-        most: the most to yield; None yields all that are drawn and listed.
-    """
+    """Yields at most `most` of the `drawn` problems of a run, a listed one once."""
     data = derive_seed(spec.seed, "train" if split == "train" else "held out")
     seen: set[str] = set()
     listed = isinstance(task, ListsProblems)
@@ -278,14 +262,12 @@ def _build_vocabulary_fault(spec: ExperimentSpec, path: KeyPath, message: str) -
 
 
 def choose_run_vocabulary(spec: ExperimentSpec, plugins: ExperimentPlugins) -> Vocabulary | None:
-    """Chooses the tokenizer of a run's tiny model when it is submitted.
-
-    Returns:
-        The tokenizer to store with the run; None if every rank knows it from the spec.
+    """Chooses the tokenizer to store with a run of a tiny model; None if every rank knows it from
+    the spec.
 
     Raises:
-        EnvironmentFault: the tokenizer's folder is missing or damaged, or it is to be trained on
-            data that are not on this machine.
+        EnvironmentFault: the tokenizer's folder is damaged, or its training texts are not on this
+            machine.
     """
     if not isinstance(spec.model, TinyModelSpec) or spec.from_checkpoint is not None:
         return None

@@ -1,7 +1,4 @@
-"""Loads a model's tokenizer and dialogue format without the model; the bytes of each token.
-
-Nothing here imports modeling code, which is slow to import.
-"""
+"""Loads a model's tokenizer and dialogue format without modeling code; the bytes of each token."""
 
 import json
 import re
@@ -10,9 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rlx.errors import EnvironmentFault, SpecError
+from rlx.errors import EnvironmentFault, SpecError, summarize_error
 from rlx.model.dialogue import ChatDialogue, ModelDialogue, PlainDialogue
-from rlx.model.files import find_local_files, first_line
+from rlx.model.files import find_local_files
 from rlx.model.vocabulary import Vocabulary
 from rlx.plugin import expand_path
 from rlx.spec import CLOSED_VOCABULARIES, ModelFiles, ModelSpec, TinyModelSpec
@@ -25,11 +22,8 @@ GENERIC_TOKENIZERS = frozenset({"PreTrainedTokenizerFast", "TokenizersBackend"})
 
 
 def load_vocabulary(spec: TinyModelSpec, folder: Path | None = None) -> Vocabulary:
-    """Loads the tokenizer of a tiny model.
-
-    Args:
-        spec: the `model:` section.
-        folder: `RunFolder.tokenizer`, which exists if the submission chose or trained a tokenizer.
+    """Loads the tokenizer of a tiny model; from `folder` (of a run), if a submission stored one
+    there.
 
     Raises:
         EnvironmentFault: the tokenizer's folder is missing or damaged.
@@ -50,8 +44,7 @@ def load_vocabulary(spec: TinyModelSpec, folder: Path | None = None) -> Vocabula
 
 
 def tiny_tokenizer(vocabulary: Vocabulary) -> "PreTrainedTokenizerBase":
-    """Returns the tokenizer of a tiny model for transformers. Like rlx, its own call begins every
-    text with the token that begins a dialogue, if there is one."""
+    """A tiny model's tokenizer for transformers; its own call begins every text as rlx does."""
     from tokenizers import Tokenizer, processors
     from transformers import PreTrainedTokenizerFast
 
@@ -85,12 +78,8 @@ def pretrained_tokenizer(folder: Path) -> "PreTrainedTokenizerBase":
 def build_dialogue(
     tokenizer: "PreTrainedTokenizerBase", ends: tuple[int, ...], *, chat_template: bool
 ) -> ModelDialogue:
-    """Builds the dialogue format of a model with this tokenizer.
-
-    Args:
-        tokenizer: the model's tokenizer.
-        ends: tokens that end a turn.
-        chat_template: use the tokenizer's chat template if it has one.
+    """Builds a dialogue format: by the tokenizer's template, if it has one and `chat_template` is
+    true.
 
     Raises:
         SpecError: there is no end token, or the template cannot be used.
@@ -103,10 +92,7 @@ def build_dialogue(
 
 
 def end_ids(*sources: Any) -> tuple[int, ...]:
-    """Returns every end token that the tokenizer and configurations name, in order.
-
-    Generation stops at any of them.
-    """
+    """Returns every end token that the tokenizer and configurations name, in order."""
     ends: list[int | None] = []
     for source in sources:
         named = getattr(source, "eos_token_id", None)
@@ -115,15 +101,15 @@ def end_ids(*sources: Any) -> tuple[int, ...]:
 
 
 def find_context_length(config: Any) -> int:
-    """Maximum dialogue length in tokens of a model with this configuration: the positions that it
-    was trained on. A sliding window is no limit: a model reads on behind it."""
+    """Maximum dialogue length in tokens: the positions that the model was trained on. A sliding
+    window is no limit."""
     config = config.get_text_config()
     limits = [getattr(config, name, None) for name in ("max_position_embeddings", "max_seq_len")]
     return min((limit for limit in limits if limit is not None), default=sys.maxsize)
 
 
 def find_local_context_length(spec: ModelFiles) -> int:
-    """Maximum dialogue length of a model whose files are on this machine, in tokens.
+    """`find_context_length` of a model whose files are on this machine.
 
     Raises:
         EnvironmentFault: its configuration is missing or damaged.
@@ -135,7 +121,8 @@ def find_local_context_length(spec: ModelFiles) -> int:
         config = AutoConfig.from_pretrained(folder or spec.path, trust_remote_code=False)
     except (OSError, ValueError) as error:
         raise EnvironmentFault(
-            f"model.path: the configuration of {spec.path!r} cannot be read ({first_line(error)})"
+            f"model.path: the configuration of {spec.path!r} cannot be read "
+            f"({summarize_error(error)})"
         ) from error
     return find_context_length(config)
 
@@ -143,13 +130,9 @@ def find_local_context_length(spec: ModelFiles) -> int:
 def load_local_dialogue(spec: ModelSpec, tokenizer: Path | None = None) -> ModelDialogue | None:
     """Loads the dialogue format of a model; None if its files are not on this machine.
 
-    Args:
-        spec: the `model:` section.
-        tokenizer: folder of a tiny model's tokenizer, as for `load_vocabulary`.
-
     Raises:
         SpecError: as `build_dialogue`.
-        EnvironmentFault: the files are missing or damaged.
+        EnvironmentFault: the files are damaged.
     """
     if isinstance(spec, TinyModelSpec):
         return build_vocabulary_dialogue(load_vocabulary(spec, tokenizer))
@@ -158,14 +141,8 @@ def load_local_dialogue(spec: ModelSpec, tokenizer: Path | None = None) -> Model
 
 
 def find_vocabulary_difference(ours: Mapping[str, int], reference: ModelFiles) -> str | None:
-    """The first token of which the policy and its reference differ; None if there is none, or if
-    the reference's files are not on this machine.
-
-    The reference reads token ids that the policy writes, so each must be the same text for both.
-
-    Args:
-        ours: the id of every token of the policy.
-        reference: `model.reference`.
+    """Describes the first token of which the policy and its reference differ; None if there is
+    none, or if the reference's files are not on this machine.
 
     Raises:
         EnvironmentFault: its tokenizer is damaged.
@@ -190,18 +167,14 @@ def read_vocabulary(folder: Path) -> Mapping[str, int]:
         vocabulary: Mapping[str, int] = pretrained_tokenizer(folder).get_vocab()
     except (OSError, ValueError, RuntimeError, ImportError) as error:
         raise EnvironmentFault(
-            f"the tokenizer in {str(folder)!r} cannot be read ({first_line(error)}); save or fetch "
-            "it again"
+            f"the tokenizer in {str(folder)!r} cannot be read ({summarize_error(error)}); save or "
+            "fetch it again"
         ) from error
     return vocabulary
 
 
 def folder_dialogue(folder: Path, *, chat_template: bool) -> ModelDialogue:
-    """Loads the dialogue format of the model whose configuration and tokenizer are in a folder.
-
-    Raises:
-        SpecError, EnvironmentFault: as `load_local_dialogue`.
-    """
+    """Loads the dialogue format of the model in a folder; raises as `load_local_dialogue`."""
     from transformers import AutoConfig, GenerationConfig
 
     try:
@@ -211,8 +184,8 @@ def folder_dialogue(folder: Path, *, chat_template: bool) -> ModelDialogue:
         generation = GenerationConfig.from_pretrained(folder) if has_generation_config else None
     except (OSError, ValueError, RuntimeError, ImportError) as error:
         raise EnvironmentFault(
-            f"model.path: the tokenizer in {str(folder)!r} cannot be read ({first_line(error)}); "
-            "save or fetch it again"
+            f"model.path: the tokenizer in {str(folder)!r} cannot be read "
+            f"({summarize_error(error)}); save or fetch it again"
         ) from error
     ends = end_ids(tokenizer, generation, config)
     return build_dialogue(tokenizer, ends, chat_template=chat_template)
@@ -227,13 +200,8 @@ SPACE = "\N{LOWER ONE EIGHTH BLOCK}"
 
 
 class TokenBytes:
-    """The bytes of each token, also of one that holds part of a character.
-
-    A character may be split over several tokens; decoded one by one, they give no text.
-
-    Args:
-        tokenizer: of transformers.
-    """
+    """The bytes of each token of a transformers tokenizer, also of one that holds part of a
+    character."""
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
@@ -241,7 +209,11 @@ class TokenBytes:
         decoder = getattr(getattr(tokenizer, "backend_tokenizer", None), "decoder", None)
         state = {} if decoder is None else json.loads(decoder.__getstate__())
         self._kinds = {step.get("type") for step in (state, *state.get("decoders", ()))}
-        self._alphabet = _build_byte_alphabet() if "ByteLevel" in self._kinds else {}
+        self._alphabet: dict[str, int] = {}
+        if "ByteLevel" in self._kinds:
+            from transformers.convert_slow_tokenizer import bytes_to_unicode
+
+            self._alphabet = {character: byte for byte, character in bytes_to_unicode().items()}
 
     def __call__(self, token: int) -> bytes | None:
         """Returns the bytes of a token; None for a control token, which is no text."""
@@ -256,12 +228,3 @@ class TokenBytes:
             byte = BYTE_PIECE.fullmatch(piece)
             return bytes.fromhex(byte[1]) if byte else piece.replace(SPACE, " ").encode()
         return str(self._tokenizer.decode([token])).encode()
-
-
-def _build_byte_alphabet() -> dict[str, int]:
-    """Builds the byte of every character of byte-level vocabularies: printable Latin-1 characters
-    stand for themselves, and the rest for characters from 256 on, in order."""
-    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    others = [byte for byte in range(256) if byte not in printable]
-    characters = [*map(chr, printable), *(chr(256 + n) for n in range(len(others)))]
-    return dict(zip(characters, (*printable, *others), strict=True))

@@ -1,8 +1,5 @@
-"""Tokenizers of tiny models: shipped with rlx, of a folder, of bytes, or trained on texts.
-
-Only `tokenizers` is imported here: transformers takes more than a second, and `rlx submit` checks
-every text of an experiment with these.
-"""
+"""Tokenizers of tiny models: shipped with rlx, of a folder, of bytes, or trained on texts; without
+importing transformers."""
 
 import hashlib
 import json
@@ -35,9 +32,7 @@ _DEFINITION, _CONFIG = "tokenizer.json", "tokenizer_config.json"
 class Vocabulary:
     """A tokenizer, with the methods of a transformers tokenizer that `PlainDialogue` uses.
 
-    Args:
-        tokenizer: converts between text and tokens.
-        special: names of the control tokens, by their role, such as `eos_token`.
+    `special` holds the names of the control tokens by their role, such as `eos_token`.
     """
 
     chat_template = None
@@ -50,7 +45,6 @@ class Vocabulary:
 
     @classmethod
     def load_shipped(cls, name: str) -> Self:
-        """Loads a closed vocabulary that is shipped with rlx."""
         definition = files("rlx.model").joinpath("tokenizers", f"{name}.json")
         return cls(Tokenizer.from_str(definition.read_text(encoding="utf-8")), SPECIAL_TOKENS)
 
@@ -113,7 +107,6 @@ class Vocabulary:
         return cls(tokenizer, special)
 
     def save(self, folder: Path) -> None:
-        """Writes the tokenizer in the layout of Hugging Face."""
         folder.mkdir(parents=True, exist_ok=True)
         config = {"tokenizer_class": "PreTrainedTokenizerFast", **self.special}
         (folder / _DEFINITION).write_text(self.definition, encoding="utf-8")
@@ -121,7 +114,6 @@ class Vocabulary:
 
     @property
     def definition(self) -> str:
-        """The tokenizer as JSON, in the format of `tokenizers`."""
         return str(self.tokenizer.to_str())
 
     @property
@@ -151,23 +143,19 @@ class Vocabulary:
 
     @property
     def added_tokens_decoder(self) -> Mapping[int, AddedToken]:
-        """Control tokens and other added tokens, by their ids."""
         added: Mapping[int, AddedToken] = self.tokenizer.get_added_tokens_decoder()
         return added
 
     @property
     def bos_token_id(self) -> int | None:
-        """The token that begins a dialogue."""
         return self._find_id("bos_token")
 
     @property
     def eos_token_id(self) -> int | None:
-        """The token that ends a turn."""
         return self._find_id("eos_token")
 
     @property
     def unk_token_id(self) -> int | None:
-        """The token for what cannot be written."""
         return self._find_id("unk_token")
 
     def _find_id(self, role: str) -> int | None:

@@ -1,10 +1,4 @@
-"""Supervised warm start: fine-tunes the model on demonstrations of the format and the task.
-
-Results are cached in sealed folders: a damaged one is named and rebuilt.
-
-Many demonstrations are poor on purpose, so that reinforcement learning has something to improve:
-telling good responses from poor ones.
-"""
+"""Supervised warm start: fine-tunes the model on demonstrations of the format and the task."""
 
 import hashlib
 import json
@@ -48,8 +42,8 @@ WarmStartProgress = Callable[[int, int, float], None]
 LOSSES = "losses.json"
 """The loss of every step, in the folder of a result."""
 SHIPPED, ORIGIN = "warm_starts", "origin.json"
-"""Folder of the results that are shipped, beside the shipped experiments; and the file in each of
-them that says how it was made."""
+"""Folder of shipped results, beside the shipped experiments; and the file that says how each was
+made."""
 
 IGNORED = -100
 CPU = torch.device("cpu")
@@ -61,13 +55,7 @@ SHARE = 0.5
 
 @dataclass(frozen=True, slots=True)
 class DemonstrationBatches:
-    """The batches that a warm start learns from, and their learning rates.
-
-    Attributes:
-        warm: its settings.
-        dialogue: encodes demonstrations.
-        player: plays them.
-    """
+    """The batches that a warm start learns from, and their learning rates."""
 
     warm: WarmStart
     dialogue: ModelDialogue
@@ -101,7 +89,7 @@ class DemonstrationBatches:
 def build_demonstration_batches(
     policy: Policy, spec: ExperimentSpec, task: Task, environment: Environment | None = None
 ) -> DemonstrationBatches:
-    """The batches of an experiment's warm start, which it must have; see `warm_start_policy`."""
+    """The batches of an experiment's warm start, which it must have."""
     assert spec.model.warm_start is not None
     player = DemonstrationPlayer(spec, task, environment)
     return DemonstrationBatches(spec.model.warm_start, policy.dialogue, player)
@@ -119,25 +107,17 @@ def warm_start_policy(
     *,
     use_shipped: bool = True,
 ) -> Path | None:
-    """Trains `policy` on the task's demonstrations, or loads the same result from the cache.
+    """Trains `policy` in place on the task's demonstrations, or loads the same result from the
+    cache.
 
-    A result that is shipped with rlx, for a CPU, goes into the cache in place of training.
-
-    The cache key covers everything that affects the result: model, task options and code,
-    templates, seed, kind of device, and the library's version. Training mutates `policy.model` in
-    place.
+    A result that is shipped with rlx, for a CPU, goes into the cache in place of training. The
+    cache key covers everything that affects the result; a damaged result is named to `tell` and
+    made again.
 
     Args:
-        policy: freshly built; its weights are overwritten.
-        spec: the experiment; a no-op without `model.warm_start`.
-        task: provides the demonstrations.
-        cache: folder of earlier results.
-        progress: called after every step.
         environment: responds to the demonstrations' turns; None if the schedule has none.
-        tell: called with a message if the cached result is damaged.
         device: trains here if it has enough memory, otherwise on the CPU. The model ends on the
             CPU.
-        use_shipped: begin with a shipped result, if it is of this warm start.
 
     Returns:
         The folder of the cached result, or None without a warm start.
@@ -179,8 +159,7 @@ def warm_start_policy(
 def _copy_shipped_result(
     policy: Policy, batches: DemonstrationBatches, folder: Path, tell: Callable[[str], None]
 ) -> None:
-    """Copies the shipped result of these settings to a folder of the cache, if there is one that
-    was trained on the same demonstrations."""
+    """Copies the result shipped for these settings, if it learned the same demonstrations."""
     source = locate_examples() / SHIPPED / compute_settings_digest(batches.player, policy)
     if not source.is_dir():
         return
@@ -219,18 +198,13 @@ def is_shipped_warm_start(folder: Path) -> bool:
 
 
 def read_warm_start_losses(folder: Path) -> list[float]:
-    """Returns the loss of every step of a warm start; none if an earlier version of rlx trained
-    it."""
+    """The loss of every step; none if an earlier version of rlx trained it."""
     file = folder / LOSSES
     return [float(loss) for loss in json.loads(file.read_text())] if file.exists() else []
 
 
 def _load_policy(policy: Policy, folder: Path) -> None:
-    """Replaces the weights by those of a checked result, whose file stays mapped.
-
-    Raises:
-        CheckpointError: another run removes it meanwhile.
-    """
+    """Replaces the weights by those of a checked result, whose file stays mapped."""
     try:
         cached = type(policy.model).from_pretrained(folder, dtype=torch.float32)
     except OSError as error:
@@ -242,8 +216,8 @@ def _load_policy(policy: Policy, folder: Path) -> None:
 
 @contextmanager
 def _fill_folder(folder: Path) -> Iterator[Path]:
-    """Yields a folder that takes the place of `folder` once it is complete; if another run has
-    filled that meanwhile, its result is kept."""
+    """Yields a folder that takes the place of `folder` once it is complete, unless another run was
+    faster."""
     aside = folder.with_name(f"{folder.name}.{uuid.uuid4().hex}")
     try:
         yield aside

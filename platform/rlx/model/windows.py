@@ -1,7 +1,4 @@
-"""Attention windows: how many tokens the layers of a model see, and how to try that they are kept.
-
-A window of thousands of tokens does not show in a short trial, so it is narrowed for the trial.
-"""
+"""Attention windows: how many tokens layers see, and how to try that they are kept."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -31,7 +28,7 @@ def find_window(config: Any) -> int | None:
 
 @contextmanager
 def narrow_windows(model: nn.Module, width: int) -> Iterator[None]:
-    """Context manager: every window of the model is at most `width` tokens."""
+    """Context manager: windows of at most `width` tokens, which show in a short trial."""
     config: Any = model.config
     places = {id(x): x for x in (config, config.get_text_config(), *model.modules())}.values()
     found = [
@@ -70,7 +67,6 @@ def build_attention_mask(
     """Builds the `attention_mask` with which every layer keeps its window.
 
     Args:
-        config: configuration of the model.
         visible: `[R, 1, Q, K]` bool, which keys a query sees if nothing limits it.
         queries, keys: `[R, Q]` and `[R, K]` positions.
         additive: the masks' dtype, 0 where a key is seen; None for bool masks.
@@ -80,9 +76,7 @@ def build_attention_mask(
     """
 
     def finish(mask: Tensor) -> Tensor:
-        if additive is None:
-            return mask
-        return (~mask).to(additive) * torch.finfo(additive).min
+        return mask if additive is None else (~mask).to(additive) * torch.finfo(additive).min
 
     config = config.get_text_config()
     if find_window(config) is None:
@@ -94,5 +88,5 @@ def build_attention_mask(
         near = visible & (queries[:, :, None] - keys[:, None, :] < window)[:, None]
     if kinds is None:
         return finish(near)
-    masks = {"sliding_attention": finish(near)}
-    return {kind: masks.get(kind, finish(visible)) for kind in set(kinds)}
+    whole = dict.fromkeys(kinds, finish(visible))
+    return whole | ({"sliding_attention": finish(near)} if "sliding_attention" in whole else {})

@@ -38,7 +38,6 @@ def read_spec(path: Path, overrides: Sequence[str] = ()) -> LoadedSpec:
     """Reads and validates one experiment, without its plugins and their options.
 
     Args:
-        path: a YAML file.
         overrides: `path.to.key=value`, applied in order; values are YAML.
 
     Raises:
@@ -56,15 +55,12 @@ def validate_document(document: YamlDocument, path: Path) -> LoadedSpec:
     """
     spec, faults = check_spec_tree(document.tree)
     if faults or spec is None:
-        raise _locate_refusal(faults, document)
+        raise document.build_refusal(faults)
     return LoadedSpec(path, document, spec)
 
 
 def check_read_spec(read: LoadedSpec) -> ExperimentPlugins:
     """Builds an experiment's plugins, and checks that they fit it and each other in every phase.
-
-    The returned plugins are those of the experiment itself; for those of a phase, use
-    `resolve_plugins(spec.resolve_phase_spec(phase))`.
 
     Raises:
         InvalidSpec: lists every fault found; InvalidPlugins if only plugins are at fault.
@@ -82,7 +78,7 @@ def check_read_spec(read: LoadedSpec) -> ExperimentPlugins:
         phases = (resolve_plugins(spec.resolve_phase_spec(phase)) for phase in spec.phases)
         found += check_unused_value_sources(spec, (each.estimator for each in phases))
     if faults := _list_errors(found):
-        raise _locate_refusal(faults, read.document)
+        raise read.document.build_refusal(faults)
     warnings = tuple(locate_diagnostic(warning, read.document) for warning in found)
     return replace(plugins.to_experiment(spec), warnings=warnings)
 
@@ -90,11 +86,7 @@ def check_read_spec(read: LoadedSpec) -> ExperimentPlugins:
 def check_file(
     source: Path | Mapping[str, Any], overrides: Sequence[str] = ()
 ) -> tuple[LoadedSpec, ExperimentPlugins]:
-    """Reads and checks one experiment with its plugins, and reports all errors at once.
-
-    Args:
-        source: a file, or its content.
-        overrides: `path.to.key=value`.
+    """Reads and checks one experiment, a file or its content, with its plugins.
 
     Raises:
         InvalidSpec: lists every fault found; InvalidPlugins if only plugins are at fault.
@@ -115,7 +107,7 @@ def check_file(
     else:
         plugins = build_named_plugins(document.tree)
         faults += [*plugins.faults, *check_parent_rewards(plugins)]
-    raise _locate_refusal(faults, document)
+    raise document.build_refusal(faults)
 
 
 def _check_without_base(path: Path) -> Iterator[Diagnostic]:
@@ -157,10 +149,6 @@ def _check_plugins(spec: ExperimentSpec) -> tuple[BuiltPlugins, list[Diagnostic]
 
 def _list_errors(found: Iterable[Diagnostic]) -> list[Diagnostic]:
     return [one for one in found if one.severity == "error"]
-
-
-def _locate_refusal(faults: Iterable[Diagnostic], document: YamlDocument) -> InvalidSpec:
-    return build_refusal([locate_diagnostic(f, document) for f in faults], document.file)
 
 
 def check_spec_tree(tree: Any) -> tuple[ExperimentSpec | None, list[Diagnostic]]:
@@ -230,8 +218,7 @@ def _find_hidden_errors(tree: Any, faults: Sequence[Diagnostic]) -> Iterator[Dia
     """Yields errors among the valid values, which validation does not reach after `faults`.
 
     Misspelt keys and kinds are replaced by those that were probably meant, and malformed values are
-    removed. Errors that concern removed values are dropped, and those of a renamed key's own value,
-    since another key may have been meant.
+    removed; errors that concern these are dropped.
     """
     mended = deepcopy(tree)
     guessed = {(*fault.path[:-1], fault.meant) for fault in faults if fault.meant}

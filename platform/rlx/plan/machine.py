@@ -59,7 +59,6 @@ from rlx.spec.reading import (
     Diagnostic,
     LoadedSpec,
     build_error,
-    build_refusal,
     format_key_path,
     locate_diagnostic,
 )
@@ -69,18 +68,14 @@ from rlx_registry import describe_lost_registry
 def run_preflight_checks(
     read: LoadedSpec, plugins: ExperimentPlugins, *, elsewhere: bool = False
 ) -> tuple[Diagnostic, ...]:
-    """Checks that an experiment can run here.
+    """Checks that an experiment can run here; returns warnings.
 
     Args:
         elsewhere: another machine may run it, so what this one lacks is only a warning.
 
-    Returns:
-        Warnings.
-
     Raises:
-        InvalidMachine: the machine lacks something; the error lists everything that is missing.
-        InvalidSpec: files exist but do not match the spec.
-        InvalidPlugins: a plugin's own check raises an unexpected error.
+        InvalidSpec: lists what the machine lacks, what files of it do not match, and what the
+            plugins' own checks raise.
         EnvironmentFault: RLX_HOME cannot be written, or its disk is full.
     """
     faults = [
@@ -95,9 +90,7 @@ def run_preflight_checks(
     lacks = [replace(f, severity="warning") for f in faults if elsewhere and f.kind == "machine"]
     faults = [f for f in faults if not (elsewhere and f.kind == "machine")]
     if faults:
-        raise build_refusal(
-            [locate_diagnostic(f, read.document) for f in faults], read.document.file
-        )
+        raise read.document.build_refusal(faults)
     require_disk_room(get_rlx_home())
     lacks += _find_small_disk(read.spec, get_rlx_home())
     return tuple(locate_diagnostic(lack, read.document) for lack in lacks)
@@ -107,7 +100,7 @@ def require_disk_room(folder: Path) -> None:
     """Creates `folder` and verifies with a real write that it has room for a run.
 
     Raises:
-        EnvironmentFault: `folder` cannot be created or written, or its disk is full.
+        EnvironmentFault: it cannot be written, or its disk is full.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -339,12 +332,8 @@ _NAMED = ("deepspeed", "transformers", "mlflow", "peft", "math-verify", "dataset
 
 @dataclass(frozen=True, slots=True)
 class MachinePart:
-    """Something that experiments use on a machine.
-
-    Attributes:
-        found: what was found.
-        fix: how to mend or add it; "" where nothing needs to be done.
-        required: whether an experiment with the built-in defaults needs it.
+    """Something that experiments use on a machine, and how to mend or add it. It is `required` if
+    an experiment with the built-in defaults needs it.
     """
 
     name: str
@@ -355,11 +344,7 @@ class MachinePart:
 
 
 def inspect_machine(registry_url: str) -> Iterator[MachinePart]:
-    """Yields what experiments use on this machine, without importing torch where there is no GPU.
-
-    Args:
-        registry_url: URL of the registry to look for.
-    """
+    """Yields what experiments use on this machine; imports torch only where there is a GPU."""
 
     def build_required(name: str, fits: bool, found: str, fix: str) -> MachinePart:
         return MachinePart(name, "ok" if fits else "broken", found, "" if fits else fix, True)
@@ -403,7 +388,6 @@ def inspect_machine(registry_url: str) -> Iterator[MachinePart]:
 
 
 def _describe_gpus() -> Iterator[MachinePart]:
-    """Describes the GPUs that torch sees; torch is imported only where there is a driver."""
     if (lack := find_cuda_lack(1)) is not None:
         yield MachinePart("CUDA", "absent", f"no device: {lack.found}", f"for a GPU: {lack.help}")
         return
@@ -452,7 +436,6 @@ def _describe_registry(url: str) -> MachinePart:
 
 
 def _describe_sandbox() -> MachinePart:
-    """Describes the sandbox of rewards that run code of answers."""
     without = "rewards that run code need `unsafe: true`"
     program = shutil.which("bwrap")
     if program is None:

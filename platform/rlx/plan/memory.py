@@ -1,8 +1,4 @@
-"""Dimensions of a model, and the tokens and memory of one training step.
-
-Dimensions are read without weights; tokens are counted where possible and otherwise estimated.
-Nothing here imports torch: every submission checks the room for checkpoints.
-"""
+"""Dimensions of a model, and the tokens and memory of one training step, without torch."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -70,11 +66,6 @@ class ModelShape:
         embeddings = self.vocabulary * self.hidden * (1 if self.tied else 2)
         return embeddings + self.layers * layer + self.hidden
 
-    @property
-    def largest(self) -> int:
-        """Number of elements of the largest parameter."""
-        return max(self.vocabulary * self.hidden, *(a * b for a, b in self.linears.values()))
-
     def adapters(self, lora: Lora) -> int:
         """Number of parameters of LoRA adapters."""
         every = "all-linear" in lora.targets
@@ -118,13 +109,8 @@ need no files."""
 
 @dataclass(frozen=True, slots=True)
 class DiskEstimate:
-    """What the checkpoints and the trained model of a run take on disk, in bytes.
-
-    Attributes:
-        checkpoint: one checkpoint.
-        checkpoints: the largest number of them at a time.
-        training: the most while the run trains, and as it ends.
-        finished: what stays.
+    """What a run takes on disk, in bytes: one checkpoint, the most `checkpoints` at a time, the
+    whole while it trains, and what stays.
     """
 
     checkpoint: int
@@ -154,15 +140,11 @@ def estimate_disk(spec: ExperimentSpec, shape: ModelShape) -> DiskEstimate:
 def load_model_shape(
     spec: ModelSpec | ModelFiles, vocabulary: int | None = None
 ) -> ModelShape | None:
-    """Reads the model's dimensions.
+    """Reads the model's dimensions; None if the configuration is not on this machine and not
+    `KNOWN`, or describes another architecture.
 
     Args:
-        spec: the `model:` section, or `model.reference`.
         vocabulary: number of tokens of a tiny model; None reads it from its tokenizer.
-
-    Returns:
-        None if the configuration is not on this machine and not `KNOWN`, or describes another
-        architecture.
     """
     from rlx.model import find_local_files, load_vocabulary
 
@@ -232,7 +214,6 @@ class TokenBudget:
     """Tokens of one step. Pairs are (with synthetic lengths, upper bound).
 
     Attributes:
-        levels: turn levels, first turn first.
         sampled: tokens that the policy samples.
         shared: tokens the learner processes, with each shared prefix counted once.
         common: tokens with which all prompts begin; every rank processes them.
@@ -305,7 +286,6 @@ def _count_level_tokens(
 def _count_dialogue_tokens(
     setup: "PhaseSetup", trees: "Sequence[RolloutTree]", talk: EnvironmentPlan
 ) -> Iterator[LevelTokens]:
-    """Yields the turns of a rollout, first to last."""
     prompts = setup.spec.rollout.prompts_per_step
     observations = [n for k in range(2, talk.last + 1) for n in _list_turn_lengths(trees, k)[0]]
     sampled = len(_list_turn_lengths(trees, 1)[1])
@@ -342,8 +322,6 @@ test compares them."""
 BUCKET = 500_000_000
 """Elements of the buffer in which ZeRO collects gradients, DeepSpeed's `reduce_bucket_size`."""
 COPY = "the sampler's copy"
-CACHE = "the sampler's cache"
-ON_THEIR_WAY = "weights on their way to the sampler"
 ESTIMATED = frozenset(
     ("activations", "logits", "one layer, or logits", "logits of a decoding step")
 )
@@ -352,12 +330,8 @@ ESTIMATED = frozenset(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryEstimate:
-    """Bytes on one rank's device.
-
-    Attributes:
-        parameters: how many the model has.
-        parts: bytes by what they hold.
-        stages: for each stage of a step, the names of the parts that it has in memory.
+    """Bytes on one rank's device, by what they hold, and for each stage of a step the names of the
+    parts that it has in memory. `parameters` is how many the model has.
     """
 
     parameters: int
@@ -388,18 +362,17 @@ def estimate_step_memory(
 ) -> MemoryEstimate:
     """Estimates the peak memory of one rank, by stage of a step, with all turns at their limit.
 
-    ZeRO shards Adam's moments and the float32 copy from stage 1 on, gradients from stage 2, weights
-    from stage 3. Offloaded optimizer state is in host memory. The sampler's cache is freed before
-    an update, during which vLLM on a shared GPU sleeps.
+    The sampler's cache is freed before an update, during which vLLM on a shared GPU sleeps. The
+    optimizer's step needs less than the update before it.
     """
     spec, needs = setup.spec, setup.needs
     runner, lora = spec.runner, getattr(spec.model, "lora", None)
     learned = shape.parameters if lora is None else shape.adapters(lora)
-    largest = shape.parameters if "values" in needs else learned
     held = _compute_engine_bytes(runner, shape.parameters, learned)
     if "values" in needs:
         critic = _compute_engine_bytes(runner, shape.parameters, shape.parameters)
         held["critic, with gradients and moments"] = sum(critic.values())
+        learned = shape.parameters
     if "reference_logprobs" in needs and (
         size := count_reference_parameters(spec, shape.parameters)
     ):
@@ -409,21 +382,14 @@ def estimate_step_memory(
     count = min(runner.micro_batch_tokens, tokens.common + -(-below // runner.ranks))
     targets = int(count * min(1.0, tokens.sampled[1] / tokens.shared[1]))
     update = estimate_update_bytes(runner, shape, count, targets, learns_head=lora is None)
-    if _keeps_own_gradients(runner):
-        update["gradients on their way"] = get_width(runner) * largest
-    elif runner.zero_stage:  # in the precision of the backward pass, before they are added up
-        size = get_width(runner) if runner.zero_stage > 1 else 4
-        update["gradients on their way"] = min(BUCKET, largest) * size
-    finish = estimate_finish_bytes(runner, shape, largest)
+    if runner.zero_stage:  # stage 1 keeps those of a micro-batch, which others send by buckets
+        most = learned if runner.zero_stage == 1 else min(BUCKET, learned)
+        update["gradients on their way"] = get_width(runner) * most
     kept = (*held, *(() if spec.sampler.holds_weights_apart else (COPY,)))
     return MemoryEstimate(
         parameters=shape.parameters,
-        parts=held | sampling | update | finish,
-        stages={
-            "sampling": (*held, *sampling),
-            "update": (*kept, *update),
-            "optimizer step": (*kept, *finish),
-        },
+        parts=held | sampling | update,
+        stages={"sampling": (*held, *sampling), "update": (*kept, *update)},
     )
 
 
@@ -447,7 +413,7 @@ def count_reference_parameters(spec: ExperimentSpec, own: int) -> int:
 
 
 def _compute_engine_bytes(runner: RunnerSpec, parameters: int, learned: int) -> dict[str, int]:
-    """Bytes that DeepSpeed holds on the device for one module."""
+    """Bytes that DeepSpeed holds on the device for one module; an offloaded optimizer's are not."""
     width = get_width(runner)
     weights = {"weights": _share_of(runner, width * parameters, since=3)}
     if runner.offload_optimizer:
@@ -467,9 +433,8 @@ def estimate_update_bytes(
 
     What a layer of a Llama-style decoder keeps for its backward pass, per token: the float32
     inputs of both norms, their outputs before and after the norm's weight, queries, keys, values
-    and outputs of attention, and four tensors of the MLP. Flex attention keeps just that and a
-    number for each head; masks of grouped attention are not counted. With recomputation, a layer
-    keeps its input only, and one layer at a time is whole.
+    and outputs of attention, and four tensors of the MLP. With recomputation, a layer keeps its
+    input only, and one layer at a time is whole.
 
     Args:
         tokens: packed tokens of the micro-batch.
@@ -496,45 +461,8 @@ def estimate_update_bytes(
     return {"activations": inputs, "one layer, or logits": max(whole, logits)}
 
 
-def estimate_finish_bytes(runner: RunnerSpec, shape: ModelShape, learned: int) -> dict[str, int]:
-    """Bytes that an optimizer step takes beyond weights, gradients and the optimizer's state.
-
-    DeepSpeed 0.19.8 computes the norm of one gradient after the other in float64
-    (`stage_1_and_2.py`, `get_grad_norm_direct`). Under stage 2, the gradients of a model in
-    bfloat16 are added up where the optimizer reads them (`_get_preflattened_grad_partition`); in
-    float32, and under stage 3, they are copied in a row.
-
-    Args:
-        learned: parameters of the larger engine that receive gradients.
-    """
-    if not runner.zero_stage or runner.offload_optimizer:
-        return {}
-    if _keeps_own_gradients(runner):
-        return {"gradients of the last micro-batch": get_width(runner) * learned}
-    share = _share_of(runner, learned, since=1)
-    if runner.zero_stage == 2 and runner.dtype == "bfloat16":
-        return {"a gradient in float64": 8 * min(shape.largest, share)}
-    return {"gradients in a row": 4 * share}
-
-
-def _keeps_own_gradients(runner: RunnerSpec) -> bool:
-    """Whether all gradients of a micro-batch stay until the next one, or the end of the step.
-
-    Stage 1 in bfloat16 is DeepSpeed's `BF16_Optimizer`, which sets them to zero in their place.
-    """
-    return runner.zero_stage == 1 and runner.dtype == "bfloat16" and not runner.offload_optimizer
-
-
-# Memory of sampling ------------------------------------------------------------------------------
-COPIES = 1.5
-"""Copies of a context's keys and values while it becomes an ancestor of several rows."""
-COMPACTED = 1.75
-"""Copies of a batch's own keys and values while the quarter of its rows that ended leaves it. Where
-steps are captured, a half leaves it at once, which takes no more."""
-SET_ASIDE = 0.25
-"""More, if that quarter is kept for a later turn."""
-DECODING = 3
-"""Copies of a decoding step's float32 logits: scaled, as log-probabilities, and for drawing."""
+COPIES = 2
+"""Copies of a batch's keys and values while a quarter of its rows is set aside for a later turn."""
 
 
 def compute_sampler_bytes(
@@ -549,59 +477,37 @@ def compute_sampler_bytes(
     if sampler.holds_weights_apart and not on_host:
         return parts  # the cache takes what else the engine is given
     if sampler.holds_weights_apart:
-        parts[ON_THEIR_WAY] = weights
+        parts["weights on their way to the sampler"] = weights
     if sampler.cache_bytes is not None:
-        return parts | {CACHE: sampler.cache_bytes}
-    most = max(level.turns for level in levels)
-    rows = min(sampler.max_rows, -(-most // spec.runner.ranks))
+        return parts | {"the sampler's cache": sampler.cache_bytes}
+    rows = min(sampler.max_rows, -(-max(level.turns for level in levels) // spec.runner.ranks))
     each = shape.layers * 2 * shape.kv_heads * shape.head_dim * width
     cached = count_cached_tokens(levels, spec.runner.ranks, sampler.max_rows)
     return parts | {
-        CACHE: int(cached) * each,
-        "logits of a decoding step": DECODING * 4 * rows * shape.vocabulary,
+        "the sampler's cache": int(cached) * each,
+        # In float32: scaled, as log-probabilities, and for drawing.
+        "logits of a decoding step": 3 * 4 * rows * shape.vocabulary,
     }
 
 
-def count_cached_tokens(
-    levels: Sequence[LevelTokens], ranks: float, max_rows: int, *, compacts: bool = True
-) -> float:
+def count_cached_tokens(levels: Sequence[LevelTokens], ranks: int, max_rows: int) -> float:
     """Tokens whose keys and values one rank's sampler holds at most, with turns at their limit.
 
-    `max_rows` dialogues go through all turns together. While the sampler decodes a batch of so many
-    turns, it keeps the caches of all that go on; what a batch continues is copied, so that it can
-    grow. What no later batch continues is freed after that.
-
-    Args:
-        levels: turn levels, first turn first.
-        ranks: number of samplers.
-        max_rows: rows decoded together.
-        compacts: whether some turns end early, so that batches are made smaller.
+    Whole prompts, up to `max_rows` dialogues, go through all turns together; of the last turns as
+    many are decoded at a time, and then freed.
     """
-    going_on = max((level.turns / ranks for level in levels[:-1]), default=0.0)
-    if going_on:  # whole prompts go through all turns together
-        prompts = levels[0].openings / ranks
-        ranks *= max(1.0, prompts / max(1.0, max_rows // (going_on / prompts)))
-    peak = rows = own = shared = 0.0  # rows that are kept, their own tokens, and their ancestors'
+    dialogues = max(1, *(level.turns for level in levels[:-1] or levels))
+    together = max(max_rows, levels[0].turns / levels[0].openings)  # those of a prompt, at least
+    scale = min(1 / ranks, together / dialogues)
+    rows, own, shared, peak = scale * levels[0].turns, 0.0, 0.0, 0.0
     for level in levels:
-        contexts, turns = level.openings / ranks, level.turns / ranks
-        length = own + level.opening
-        kept, before = rows * own + shared, rows * own
-        forks, last = turns > contexts, level is levels[-1]
-        copies = COMPACTED + SET_ASIDE * (not last) if compacts else 1.0
-        rows = turns if forks else max(rows, turns)
-        together = max(max_rows, turns / max(contexts, 1.0))  # a context's turns are not split
-        part = min(1.0, together / max(rows, 1.0))
-        later = kept if part < 1.0 else shared  # what is left of it while this batch is decoded
-        if forks:  # a context becomes an ancestor, whose keys change their layout
-            shared += contexts * length
-            read, own = part * contexts * length, float(level.at_most)
-            copying, read = COPIES * read, later + read
+        if level.turns > level.openings:  # what several rows continue is kept once
+            shared += scale * level.openings * (own + level.opening)
+            rows, own = scale * level.turns, 0.0
         else:
-            own = length + level.at_most
-            copying, read = 0.0, later
-        batch = part * rows * own
-        ended = 0.0 if last else rows * own + shared + part * before * (part < 1.0)
-        peak = max(peak, kept + copying + batch, read + copies * batch, ended)
+            own += level.opening
+        own += level.at_most
+        peak = max(peak, shared + COPIES * min(rows, together) * own)
     return peak
 
 

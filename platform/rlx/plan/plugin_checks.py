@@ -104,8 +104,7 @@ def check_plugin_fit(spec: ExperimentSpec, plugins: BuiltPlugins) -> Iterator[Di
         estimator = cast(Estimator, made)
         yield from _check_estimator_fit(spec, estimator)
         yield from _check_confidence_labels(spec, estimator)
-        yield from _check_groups_of_one(spec, estimator)
-        yield from _check_greedy_groups(spec, estimator)
+        yield from _check_groups(spec, estimator)
         yield from _check_level_factors(spec, estimator)
     if task := built.get(("task",)):
         yield from _check_task(spec, task)
@@ -122,24 +121,18 @@ def check_plugin_fit(spec: ExperimentSpec, plugins: BuiltPlugins) -> Iterator[Di
 
 
 def _check_estimator_fit(spec: ExperimentSpec, estimator: Estimator) -> Iterator[Diagnostic]:
-    """Reports settings that the estimator would ignore or does not support."""
     name, reading, credit = spec.estimator.plugin, estimator.reading(), spec.credit
     reads = {"turns": "the named rewards", "token_rewards": "token rewards"}
-    if credit.use_kl_in_reward and reading == "turns":
+    from_scores = reading == "scores" and credit.score_source == "structured"
+    if credit.use_kl_in_reward and (from_scores or reading == "turns"):
+        ways = "use a penalty in the loss, `loss.kl`, or an estimator of token rewards, such as gae"
+        if from_scores:
+            ways += "; `credit.score_source: token_rewards` also counts the KL"
         yield build_error(
             ("credit", "use_kl_in_reward"),
-            f"credit.use_kl_in_reward is on, but estimator '{name}' reads only {reads['turns']}: "
-            "the KL would be ignored",
-            "use a penalty in the loss instead, `loss.kl`, or an estimator of token rewards, such "
-            "as gae or reinforce_plus_plus",
-        )
-    if credit.use_kl_in_reward and reading == "scores" and credit.score_source == "structured":
-        yield build_error(
-            ("credit", "use_kl_in_reward"),
-            f"credit.use_kl_in_reward is on, but estimator '{name}' reads only structured scores: "
-            "the KL would be ignored",
-            "`credit.score_source: token_rewards` makes a row's score the sum of its token "
-            "rewards, KL included; or use a penalty in the loss, `loss.kl`",
+            f"credit.use_kl_in_reward is on, but estimator '{name}' reads only "
+            f"{reads.get(reading, 'structured scores')}: the KL would be ignored",
+            ways,
         )
     if credit.score_source == "token_rewards" and reading != "scores":
         yield build_error(
@@ -174,7 +167,6 @@ def check_unused_value_sources(
 
 
 def _check_task(spec: ExperimentSpec, task: Plugin) -> Iterator[Diagnostic]:
-    """Reports what the task cannot do: alter a sentence, or name confidences in [0, 1]."""
     name = spec.task.plugin
     if spec.probe and "mistake" in spec.probe.schemes and not isinstance(task, Corrupts):
         yield build_error(
@@ -223,7 +215,6 @@ def _check_confidence_labels(spec: ExperimentSpec, estimator: Estimator) -> Iter
 
 
 def _check_rewards(spec: ExperimentSpec, plugins: BuiltPlugins) -> Iterator[Diagnostic]:
-    """Reports rewards that read a span which their turn does not declare."""
     turns = spec.rollout.turn_specs
     names_kinds = isinstance(spec.rollout, EnvironmentRolloutSpec)  # of its turns, itself
     for name, use in spec.rewards.turn.items():
@@ -246,8 +237,6 @@ def _check_rewards(spec: ExperimentSpec, plugins: BuiltPlugins) -> Iterator[Diag
 def _check_environment(
     spec: ExperimentSpec, rollout: EnvironmentRolloutSpec, environment: Environment
 ) -> Iterator[Diagnostic]:
-    """Reports rewards of kinds of turn, self-play and limits of live sessions that the environment
-    does not have."""
     kinds, who = environment.kinds, f"environment '{rollout.environment.plugin}'"
     for name, reward in spec.rewards.turn.items():
         if reward.turn not in (*kinds, EVERY_TURN):
@@ -282,7 +271,6 @@ def _check_environment(
 
 
 def _check_agent(rollout: AgentRolloutSpec) -> Iterator[Diagnostic]:
-    """Reports a program that cannot be started."""
     if rollout.function is not None:
         try:
             with show_plugin_output(rollout.function):
@@ -302,7 +290,6 @@ def _check_agent(rollout: AgentRolloutSpec) -> Iterator[Diagnostic]:
 
 
 def _check_tools(rollout: EnvironmentRolloutSpec) -> Iterator[Diagnostic]:
-    """Reports tools that cannot be imported, have no schema, or share a name."""
     for number, use in enumerate(rollout.tools):
         try:
             with show_plugin_output("rollout.tools"):
@@ -346,55 +333,49 @@ def _check_mask(spec: ExperimentSpec, mask: Mask) -> Iterator[Diagnostic]:
             )
 
 
-def _check_groups_of_one(spec: ExperimentSpec, estimator: Estimator) -> Iterator[Diagnostic]:
-    """Reports turns without siblings, if the estimator compares siblings.
-
-    If every phase has a `set`, only the resolved phases matter.
+def _check_groups(spec: ExperimentSpec, estimator: Estimator) -> Iterator[Diagnostic]:
+    """Reports turns whose siblings are missing, or equal because they are decoded greedily; not if
+    every phase has a `set`, since only the resolved phases matter then.
     """
     if all(phase.set for phase in spec.phases):
         return
-    alone = [level for level in spec.rollout.list_levels() if level.count == 1]
-    refused = [level for level in alone if estimator.refuses_one(level.kind)]
-    silent = [one for one in alone if one not in refused and estimator.compares(one.kind)]
+    levels, name = spec.rollout.list_levels(), f"estimator '{spec.estimator.plugin}'"
+    refused = [v for v in levels if v.count == 1 and estimator.refuses_one(v.kind)]
+    compared = [v for v in levels if v not in refused and estimator.compares(v.kind)]
+    alone = [level for level in compared if level.count == 1]
+    greedy = [level for level in compared if level.turn.top_k == 1 and level.count > 1]
+    if isinstance(spec.rollout, MultiTurnRolloutSpec):
+        greedy = []  # an environment may answer equal turns differently
     for level in refused:
         yield build_error(
             ("rollout", *level.counted_at),
-            f"{level.count_key} is 1, and `singleton: refuse` of estimator "
-            f"'{spec.estimator.plugin}' does not allow a group of one",
+            f"{level.count_key} is 1, and `singleton: refuse` of {name} does not allow a group of "
+            "one",
             "sample 2 or more, or choose `singleton: zero` or `singleton: raw`",
         )
-    if len(silent) == len(spec.rollout.turns) and _learns_from_advantages(spec):
-        keys = [level.count_key for level in silent]
+    if len(alone) == len(levels) and _learns_from_advantages(spec):
+        keys = [level.count_key for level in alone]
         yield build_error(
-            ("rollout", *silent[0].counted_at),
-            f"{' and '.join(keys)} {'is' if len(keys) == 1 else 'are'} 1, and estimator "
-            f"'{spec.estimator.plugin}' compares siblings: a group of one has no signal, so "
-            "nothing learns",
+            ("rollout", *alone[0].counted_at),
+            f"{' and '.join(keys)} {'is' if len(keys) == 1 else 'are'} 1, and {name} compares "
+            "siblings: a group of one has no signal, so nothing learns",
             _MORE_SIBLINGS,
         )
-    for level in silent if spec.learns_from_rewards else ():
+    if not spec.learns_from_rewards:
+        return
+    for level in alone:
         yield build_warning(
             ("rollout", *level.counted_at),
-            f"{level.count_key} is 1, and estimator '{spec.estimator.plugin}' compares "
-            f"siblings: a group of one has no signal, so no {level.kind} learns",
+            f"{level.count_key} is 1, and {name} compares siblings: a group of one has no signal, "
+            f"so no {level.kind} learns",
             _MORE_SIBLINGS,
         )
-
-
-def _check_greedy_groups(spec: ExperimentSpec, estimator: Estimator) -> Iterator[Diagnostic]:
-    """Reports siblings that are all equal, because they are decoded greedily."""
-    if all(phase.set for phase in spec.phases) or isinstance(spec.rollout, MultiTurnRolloutSpec):
-        return
-    levels = spec.rollout.list_levels()
-    compared = [level for level in levels if estimator.compares(level.kind)]
-    greedy = [level for level in compared if level.turn.top_k == 1 and level.count > 1]
-    silent = len([level for level in compared if level.count == 1 or level in greedy])
-    nothing = silent == len(levels) and _learns_from_advantages(spec)
-    for level in greedy if spec.learns_from_rewards else ():
+    nothing = len(alone) + len(greedy) == len(levels) and _learns_from_advantages(spec)
+    for level in greedy:
         yield (build_error if nothing else build_warning)(
             ("rollout", *level.at, "top_k"),
             f"{level.key}.top_k is 1, so the {level.count} samples of a group are equal, and "
-            f"estimator '{spec.estimator.plugin}' compares them: no {level.kind} learns",
+            f"{name} compares them: no {level.kind} learns",
             "top_k: 0 samples from the full distribution",
             against=("rollout", *level.counted_at),
         )
@@ -426,7 +407,6 @@ def _check_level_factors(spec: ExperimentSpec, estimator: Estimator) -> Iterator
 
 
 def _check_ignored_settings(spec: ExperimentSpec, estimator: Estimator) -> Iterator[Diagnostic]:
-    """Yields settings that have no effect."""
     credit, reading = spec.credit, estimator.reading()
     blind = reading == "turns" or (reading == "scores" and credit.score_source == "structured")
     placement = credit.placement and credit.placement.plugin
@@ -465,13 +445,6 @@ def collect_spec_warnings(spec: ExperimentSpec, plugins: BuiltPlugins) -> Iterat
         for text in texts:
             yield build_warning(_find_option_path(place.path, plugin, text), text)
     yield from _check_ignored_settings(spec, estimator)
-    forced = getattr(spec.rollout, "forced_answer", None)
-    if forced is not None and "{prompt}" in forced.template:
-        yield build_warning(
-            ("rollout", "forced_answer", "template"),
-            "rollout.forced_answer.template has {prompt}, which is not filled in here: the "
-            "problem was shown before the first turn",
-        )
     yield from find_cautions(spec)
 
 

@@ -1,8 +1,4 @@
-"""The rehearsal of an experiment: a trial of every phase, and what it shows.
-
-`rlx plan` reports it in full. `rlx submit` makes it before it records a run, and refuses an
-experiment in which it finds an error.
-"""
+"""The rehearsal of an experiment: a trial of every phase, and what is wrong with it."""
 
 import re
 from collections import Counter
@@ -17,7 +13,7 @@ from rlx.batch import NO_TURN
 from rlx.credit import CreditInputs
 from rlx.discovery import ExperimentPlugins
 from rlx.errors import EnvironmentFault, PluginError, RlxError, summarize_error
-from rlx.launch import format_disk_space
+from rlx.launch import format_disk_space, open_launcher
 from rlx.phase_setup import build_setup
 from rlx.plan.memory import estimate_step_memory, token_budget
 from rlx.plan.row_accounts import describe_row_kind
@@ -53,7 +49,6 @@ from rlx.text import escape_unprintable, pluralize_noun
 from rlx.train_batch import TrainBatch
 
 _TRAILING_TAG = re.compile(r"<([A-Za-z_][\w-]*)>\s*$")
-"""A tag at the end of a template, declared as a span or not: rewards look for such tags too."""
 _QUOTED = 160
 """Characters of a response that a message quotes."""
 _FEW = 3
@@ -68,8 +63,8 @@ def check_trial(trial: PlanTrial) -> Iterator[Diagnostic]:
     Where placeholders stand in for the problems, a plugin's failure is only a warning.
     """
     plan = trial.setup.plan
-    for number, level in enumerate(plan.levels):
-        yield from _check_turn(trial, level, is_first=number == 0)
+    for level in plan.levels:
+        yield from _check_turn(trial, level)
     if plan.talk is not None:
         yield from _check_trial_environment(trial, plan.talk)
     for reward in trial.setup.rewards:
@@ -99,10 +94,6 @@ def _check_memory(trial: PlanTrial) -> Iterator[Diagnostic]:
     tokens = token_budget(trial.setup, trial.trees)
     memory = estimate_step_memory(trial.setup, trial.shape, tokens)
     free = psutil.virtual_memory().available
-    if spec.runner.ranks * memory.total <= free:
-        return
-    from rlx.launch import open_launcher  # brings the registry's database
-
     ranks = open_launcher(spec.runner, spec.sampler).count_ranks_here()
     if ranks * memory.total > free:
         stage, each = memory.largest_stage, f" on each of {ranks} ranks" if ranks > 1 else ""
@@ -220,7 +211,6 @@ def _check_trial_mask(
 
 
 def _check_group_signal(train: TrainBatch) -> Iterator[Diagnostic]:
-    """Reports levels of rows in which no group has a signal."""
     if not train.mask.any():
         return
     for level in range(int(train.batch.levels.max()) + 1):
@@ -244,8 +234,7 @@ def _check_group_signal(train: TrainBatch) -> Iterator[Diagnostic]:
 
 
 # Turns -------------------------------------------------------------------------------------------
-def _check_turn(trial: PlanTrial, level: TurnLevel, *, is_first: bool) -> Iterator[Diagnostic]:
-    """Yields findings about one kind of turn."""
+def _check_turn(trial: PlanTrial, level: TurnLevel) -> Iterator[Diagnostic]:
     path: KeyPath = ("rollout", level.kind)
     talk = trial.setup.plan.talk
     turns = [
@@ -258,9 +247,7 @@ def _check_turn(trial: PlanTrial, level: TurnLevel, *, is_first: bool) -> Iterat
             else segment.author == "policy" and talk.sampling(segment.turn) == level.turn
         )
     ]
-    yield from _check_template_tags(
-        (*path, "template"), level.turn.template, level.turn.spans, is_first
-    )
+    yield from _check_template_end((*path, "template"), level.turn.template)
     cut = list(_check_token_limit(trial, path, level.turn.max_new_tokens, turns))
     yield from cut
     if not cut and level.turn.spans and turns and not any(s.spans for s in turns):
@@ -271,29 +258,18 @@ def _check_turn(trial: PlanTrial, level: TurnLevel, *, is_first: bool) -> Iterat
         )
 
 
-def _check_template_tags(
-    path: KeyPath, template: str, spans: Sequence[str], is_first: bool
-) -> Iterator[Diagnostic]:
-    """Reports span tags that the template opens without closing, or closes without opening."""
-    label = format_key_path(path)
+def _check_template_end(path: KeyPath, template: str) -> Iterator[Diagnostic]:
+    """Reports a tag, declared as a span or not, that ends the template: rewards look for it in what
+    is generated. `<think>` may open the reasoning."""
     last = _TRAILING_TAG.search(template)
-    for name in dict.fromkeys((*spans, *((last[1],) if last else ()))):
-        opened, closed = template.count(f"<{name}>"), template.count(f"</{name}>")
-        ends_so = template.rstrip().endswith(f"<{name}>")
-        if opened > closed and not (name == "think" and (is_first or ends_so)):
-            what = "ends with" if ends_so else "opens"
-            yield (build_error if ends_so else build_warning)(
-                path,
-                f"{label} {what} <{name}> and never closes it: the generated text then has no "
-                f"<{name}> of its own, so its span {name!r} is not found",
-                f"let the model write <{name}> itself, or close it in the template",
-            )
-        elif closed > opened:
-            yield build_warning(
-                path,
-                f"{label} closes <{name}>, which it never opened",
-                f"write <{name}> before </{name}>, or omit both",
-            )
+    if last and last[1] != "think":
+        tag = f"<{last[1]}>"
+        yield build_error(
+            path,
+            f"{format_key_path(path)} ends with {tag} and never closes it: the generated text then "
+            f"has no {tag} of its own, so its span {last[1]!r} is not found",
+            f"let the model write {tag} itself, or close it in the template",
+        )
 
 
 def _check_token_limit(
@@ -315,13 +291,10 @@ def _check_token_limit(
 
 # Environments ----------------------------------------------------------------------------------
 def _check_trial_environment(trial: PlanTrial, talk: EnvironmentPlan) -> Iterator[Diagnostic]:
-    """Yields findings about rollouts with an environment, its own failures first."""
     forced = talk.forced_answer
     if forced is not None:
         path: KeyPath = ("rollout", "forced_answer")
-        yield from _check_template_tags(
-            (*path, "template"), forced.template, talk.turn.spans, False
-        )
+        yield from _check_template_end((*path, "template"), forced.template)
     if trial.faults:
         yield _build_environment_diagnostic(trial)
         return
@@ -334,8 +307,7 @@ def _check_trial_environment(trial: PlanTrial, talk: EnvironmentPlan) -> Iterato
     yield from _check_rollout_length(trial, rollouts, ended)
     undone = len(ends) - ended
     if trial.is_scripted and 2 * undone > rollouts:
-        most = f"{talk.max_turns} {'turn' if talk.max_turns == 1 else 'turns'}"
-        after = "the forced answer" if talk.forced_answer else most
+        after = "the forced answer" if talk.forced_answer else f"{talk.max_turns} turns"
         yield build_warning(
             ("rollout", "max_turns"),
             f"{undone} of {rollouts} synthetic rollouts are not done after {after}",
@@ -344,7 +316,6 @@ def _check_trial_environment(trial: PlanTrial, talk: EnvironmentPlan) -> Iterato
 
 
 def _build_environment_diagnostic(trial: PlanTrial) -> Diagnostic:
-    """The first failure of the environment or agent, with the turn that caused it."""
     use, talk = trial.setup.spec.rollout, trial.setup.plan.talk
     who, key = "the agent", "schedule"
     if isinstance(use, EnvironmentRolloutSpec):
@@ -379,16 +350,11 @@ def _check_rollout_length(trial: PlanTrial, rollouts: int, ended: int) -> Iterat
         f"{sum(level.at_most for level in tokens.levels)}, synthetic observations "
         f"{sum(level.opening for level in later):.0f})"
     )
-    message = f"the model holds {room} tokens, and {may_take}: longer ones end early"
-    if ended:
-        message = (
-            f"{ended} of {rollouts} synthetic rollouts exceed the {room} tokens "
-            f"that the model holds, and end early; {may_take}"
-        )
+    found = f"; {ended} of {rollouts} synthetic ones do" if ended else ""
     tiny = isinstance(trial.setup.spec.model, TinyModelSpec)
     yield build_warning(
         ("model", "max_position") if tiny else ("rollout", "max_turns"),
-        message,
+        f"the model holds {room} tokens, and {may_take}: longer ones end early{found}",
         "shorten observations, allow fewer turns or smaller `max_new_tokens`",
         against=("rollout", "max_turns"),
     )
@@ -410,7 +376,6 @@ def _build_plugin_fault(
     problems are placeholders: a fault proves nothing there.
 
     Args:
-        who: the plugin, in words.
         text: what it was given, untrusted; `before` says what that is.
         handled: what `on_error` would let a run do; `lenient` if it already does.
     """
@@ -438,13 +403,8 @@ _HELP = "`rlx plan` shows what was rehearsed; `rlx submit --no-rehearsal` skips 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class ExperimentTrial:
-    """The trials of an experiment.
-
-    Attributes:
-        speech: dialogue of the model.
-        trials: of all phases, equal ones together; after a plugin that hangs, of those before it.
-        findings: errors and warnings, each once, with their locations in the file.
-    """
+    """The trials of all phases, equal ones together, up to a plugin that hangs, and what they show:
+    errors and warnings, each once, with their locations in the file."""
 
     speech: PlanSpeech
     trials: tuple[PlanTrial, ...]
@@ -454,20 +414,14 @@ class ExperimentTrial:
 def run_rehearsal_checks(
     experiments: Sequence[tuple[LoadedSpec, ExperimentPlugins]], *, elsewhere: bool = False
 ) -> list[tuple[Diagnostic, ...]]:
-    """Rehearses experiments before runs of them are recorded.
-
-    Experiments that differ only in what a trial does not depend on, such as the seed or the
-    learning rate, share one rehearsal.
+    """Rehearses experiments before runs of them are recorded, and returns the warnings of each;
+    those that differ only in what a trial does not depend on, such as the seed, share one.
 
     Args:
         elsewhere: another machine may run them, so what this one lacks is only a warning.
 
-    Returns:
-        The warnings of each experiment.
-
     Raises:
-        InvalidSpec: lists what keeps the first faulty experiment from learning anything; of the
-            type of its first cause: spec, plugins or machine.
+        InvalidSpec: lists what keeps the first faulty experiment from learning anything.
     """
     rehearsed: dict[tuple[str, ...], tuple[Diagnostic, ...]] = {}
     warnings = []

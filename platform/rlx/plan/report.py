@@ -36,7 +36,6 @@ class GroupStatistics:
     Attributes:
         tree: number of the prompt; `parent` is the row that the group continues, or None.
         kind: kind of the rows; "rollout" if they have several turns.
-        rows: row numbers; `scores` are their scores.
         std: standard deviation of the scores, by the estimator's `ddof`; None for a group of one.
         advantages: minimum and maximum over its learning tokens.
         has_signal: at least one token has a non-zero advantage.
@@ -59,11 +58,10 @@ class PhaseReport:
     """One phase, or several phases with the same settings.
 
     Attributes:
-        steps: of all of them together.
-        schedule: the shape of the schedule, in words.
+        schedule: its shape, in words.
         tools: what the policy is told of each tool as JSON, a turn that calls it, and what it reads
             then; the last two are "" if no synthetic turn calls it.
-        made_up: streams with synthetic values.
+        made_up: what is synthetic.
         stopped: why there are no rows; "" if there are rows.
         shown: numbers of the rows to look at first: a correct answer, a failed one, and
             confidences of both.
@@ -92,11 +90,8 @@ class PhaseReport:
 
 @dataclass(frozen=True, kw_only=True)
 class PlanReport:
-    """The plan of all phases.
-
-    Attributes:
-        notes: placeholders for what is not on this machine.
-        disk: None if the model's dimensions are unknown on this machine.
+    """The plan of all phases; `notes` are placeholders for what is not on this machine, and `disk`
+    is None if the model's dimensions are unknown here.
     """
 
     file: str
@@ -114,10 +109,7 @@ class PlanReport:
         return min((f.exit_code for f in self.findings if f.severity == "error"), default=0)
 
     def to_json(self) -> dict[str, Any]:
-        """Returns plain JSON values: the attributes, `ok` and `exit_code`, and the memory's totals.
-
-        The keys are stable.
-        """
+        """Returns the attributes, `ok`, `exit_code` and the memory's totals, by stable keys."""
         values = convert_to_json(self)
         for phase, made in zip(values["phases"], self.phases, strict=True):
             if made.memory is not None:
@@ -135,16 +127,12 @@ def convert_to_json(value: Any) -> Any:
     return json.loads(to_json(value, inf_nan_mode="null"))
 
 
-# Building the report -----------------------------------------------------------------------------
-
-
 def build_plan(path: Path, read: LoadedSpec, plugins: ExperimentPlugins) -> PlanReport:
     """Runs synthetic rollouts of every phase through the experiment's own code.
 
     Args:
         path: of the file, as its author named it.
-        read: the experiment, already validated.
-        plugins: its plugins, with the warnings of that validation.
+        plugins: with the warnings of the validation.
 
     Raises:
         InvalidSpec: no trial is possible, as in `rehearse_experiment`.
@@ -194,17 +182,14 @@ def _build_row_accounts(trial: PlanTrial, dialogue: ModelDialogue) -> tuple[RowA
     train, rewards = trial.train, trial.rewards
     if train is None or rewards is None:
         return ()
+    named = [stream.name for stream in STREAMS.values() if stream.shape == "[B, T]"]
     return build_row_accounts(
         train.batch,
         trial.trees,
         trial.table,
         trial.setup.spec.credit,
         dialogue,
-        tokens={
-            stream.name: train.find_stream(stream.name)
-            for stream in STREAMS.values()
-            if stream.shape == "[B, T]"
-        },
+        tokens={name: train.find_stream(name) for name in named},
         turn_present=rewards.turn_present,
         groups=train.batch.group_ids,
         lost=train.placed.lost,
@@ -216,14 +201,12 @@ def select_example_rows(rows: Sequence[RowAccount], correct: str) -> tuple[int, 
     both.
 
     Args:
-        rows: rows of a batch.
         correct: name of the reward that is 1 for a correct answer. Of the failed answers the
             highest-scoring one is picked: it is wrong but otherwise well-formed.
     """
-    raws = {r.row: next((e.raw for e in r.rewards if e.name == correct), None) for r in rows}
-    judged = [row for row in rows if any(reward.name == correct for reward in row.rewards)]
-    first = judged or [row for row in rows if row.level == 0]
-    right = [row for row in first if raws[row.row] == 1.0]
+    raws = {row.row: [e.raw for e in row.rewards if e.name == correct] for row in rows}
+    first = [row for row in rows if raws[row.row]] or [row for row in rows if row.level == 0]
+    right = [row for row in first if raws[row.row][:1] == [1.0]]
     best = max(right or first, key=lambda row: row.score or 0.0, default=None)
     if best is None:
         return tuple(row.row for row in rows[:2])
@@ -250,7 +233,7 @@ def _list_groups(
         deviation = stdev if get_ddof(kind) else pstdev
         scores = tuple(row.score or 0.0 for row in own)
         learned = [t.advantage for row in own for t in row.tokens if t.learns] or [0.0]
-        group = GroupStatistics(
+        statistics = GroupStatistics(
             group=number,
             tree=own[0].tree,
             parent=own[0].parent,
@@ -262,7 +245,7 @@ def _list_groups(
             advantages=(min(learned), max(learned)),
             has_signal=any(learned),
         )
-        groups.append(group)
+        groups.append(statistics)
     return tuple(groups)
 
 
@@ -277,7 +260,6 @@ def _describe_schedule(trial: PlanTrial) -> str:
 
 
 def _list_called_tools(trial: PlanTrial) -> Iterator[tuple[str, str, str]]:
-    """Yields each tool with the first synthetic turn that calls it, and the answer to it."""
     talk = trial.setup.plan.talk
     for tool in talk.tools if talk is not None else ():
         called = (

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenLine:
-    """One token of a row.
+    """One token of a row; log-probabilities and KL are in nats.
 
     Attributes:
         position: index in the row, from 0; `token` is the token's id.
@@ -36,13 +36,11 @@ class TokenLine:
         turn: turn number, from 1; None between turns.
         learns: whether the loss mask includes it.
         placed: non-zero rewards on the token by name; they add up to its placed reward.
-        kl: KL term against the reference policy, in nats; None without a reference policy.
+        kl: against the reference policy; None, as `reference_logprob`, without one.
         reward: token reward that the estimator read, KL included; None if not stored.
         advantage: 0 outside the mask.
         weight: weight in the step's loss.
-        old_logprob: log-probability under the old policy, in nats.
-        reference_logprob, value, target: log-probability under the reference policy in
-            nats, the critic's estimate, and the critic's target; None if there is none.
+        value, target: the critic's estimate and target; None without one.
     """
 
     position: int
@@ -106,12 +104,10 @@ class RowAccount:
         group: rows with equal numbers are compared.
         kind: kind of its last turn, which `finish_reason` is about too.
         level: 0 for a row that continues a prompt.
-        problem: id of the problem.
         score: mean(turn) + Σ global.
         lost: reward that lies on no token; None if not stored.
-        turns: its own turns, in order; with an environment there may be several.
-        rewards: named rewards of every turn of the row and of the whole rollout.
-        tokens: tokens from the row's first own token to its end.
+        turns: its own; with an environment there may be several.
+        tokens: from the row's first own token to its end.
         advantage: mean over its learning tokens; 0 if there are none.
     """
 
@@ -160,10 +156,8 @@ def build_row_accounts(
 
     Args:
         trees: trees that the rows refer to; `table` holds their rewards.
-        credit: how rewards are placed.
         speech: decodes tokens; None shows token ids instead.
-        tokens: `[B, T]` by the names of `rlx.record.rollouts.TOKEN_COLUMNS`, the mask among them; a
-            missing stream is None or has no entry.
+        tokens: `[B, T]` by the names of `rlx.record.rollouts.TOKEN_COLUMNS`, the mask among them.
         turn_present: `[B, K]` bool turns with a reward.
         groups: `[B]` int64 rows with equal numbers are compared.
         lost: `[B]` reward on no token; None if not stored.
@@ -317,12 +311,8 @@ def load_phase_spec(resolved: Mapping[str, Any], phase: str) -> ExperimentSpec:
 
 
 def load_run_speech(spec: ModelSpec, tokenizer: Path, exported: Path) -> ModelDialogue | None:
-    """The dialogue of a run's model, from its initial files or its export; None without them.
-
-    Args:
-        spec: the `model:` section.
-        tokenizer: `RunFolder.tokenizer`.
-        exported: `RunFolder.model`.
+    """The dialogue of a run's model, from its initial files (`RunFolder.tokenizer`) or its export
+    (`RunFolder.model`); None without them.
     """
     dialogue = load_local_dialogue(spec, tokenizer)
     if dialogue is None and (exported / "config.json").is_file():
@@ -342,7 +332,6 @@ def stored_accounts(
     Args:
         trees: all trees of the step; `table` holds their rewards.
         rows: the trained rows, in the order of `rlx.batch.list_batch_rows`.
-        credit: how the step placed its rewards.
         speech: decodes tokens; None shows token ids instead.
 
     Raises:

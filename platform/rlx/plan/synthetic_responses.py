@@ -1,17 +1,11 @@
-"""Synthetic responses, and sampling sessions that return them: with and without an environment.
-
-A group that is large enough contains a good response, a poor one, one without tags, one that ran
-out of tokens, and two identical ones: the cases that training meets with any model. If a task has a
-script for its warm start, the turns of an environment come from it, so that the environment
-receives the kind of turns that it will receive from the model.
-"""
+"""Synthetic responses, and sampling sessions that return them: with and without an environment."""
 
 import random
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from tokenizers import AddedToken
 
@@ -51,36 +45,26 @@ _TAGS = re.compile(r"(</?[A-Za-z_][\w-]*>)")
 
 
 class WordVocabulary(Vocabulary):
-    """A vocabulary of the words, digits and signs of the texts that it has encoded: it writes any
-    text."""
+    """Words, digits and signs of the texts that it has encoded: it writes any text."""
 
     END = "<|endoftext|>"
+    unk_token_id = None
+    added_tokens_decoder: ClassVar[Mapping[int, AddedToken]] = {0: AddedToken(END, special=True)}
 
     def __init__(self) -> None:
         self._ids = {self.END: 0}
-        self._pieces = [self.END]
 
     def __len__(self) -> int:
-        return len(self._pieces)
+        return len(self._ids)
 
     def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
         """The tokens of a text; new pieces become part of the vocabulary."""
-        ids = [self._ids.setdefault(one, len(self._ids)) for one in _PIECE.findall(text)]
-        self._pieces = list(self._ids)
-        return ids
+        return [self._ids.setdefault(one, len(self._ids)) for one in _PIECE.findall(text)]
 
     def decode(self, ids: Sequence[int], **_: bool) -> str:
         """The text of tokens."""
-        return "".join(self._pieces[token] for token in ids)
-
-    @property
-    def added_tokens_decoder(self) -> Mapping[int, AddedToken]:
-        """The token that ends a turn."""
-        return {0: AddedToken(self.END, special=True)}
-
-    @property
-    def unk_token_id(self) -> None:
-        """It has no token for what cannot be written."""
+        pieces = list(self._ids)
+        return "".join(pieces[token] for token in ids)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +72,6 @@ class PlanSpeech:
     """The dialogue of the experiment's model; for programs of agents a `rlx.serving.ServedPolicy`.
 
     Attributes:
-        dialogue: converts text to tokens and back.
         note: what stands in for the tokenizer; "" if it is the model's own.
     """
 
@@ -117,30 +100,22 @@ def load_speech(spec: ExperimentSpec, plugins: ExperimentPlugins) -> PlanSpeech:
     Raises:
         SpecError, EnvironmentFault: the tokenizer is here but cannot be used.
     """
-    model, note = spec.model, ""
+    model = spec.model
     if not isinstance(model, TinyModelSpec):
         if (dialogue := load_local_dialogue(model)) is not None:
             return PlanSpeech(dialogue)
-        here = "not on this machine"
+        lack = f"model.path: the tokenizer of {model.path!r} is not on this machine"
         if find_gguf_file(model) is not None:
-            here = "read when a run, or `rlx plan --try`, converts that file"
-        note = (
-            f"model.path: the tokenizer of {model.path!r} is {here}; words, digits "
-            "and signs stand in for its tokens, so token counts are estimates"
-        )
-        return PlanSpeech(PlainDialogue(WordVocabulary(), (0,)), note)
-    try:
-        vocabulary = choose_vocabulary(spec, plugins)
-    except (OSError, ImportError, ValueError) as error:  # the plan of the problems reports it
-        if model.tokenizer is None:
-            vocabulary = load_vocabulary(model)
-        else:
-            vocabulary = Vocabulary.build_bytes()
-            note = (
-                "model.tokenizer: it is trained on texts that are missing "
-                f"({summarize_error(error)}); bytes stand in, so token counts are estimates"
-            )
-    return PlanSpeech(build_vocabulary_dialogue(vocabulary), note)
+            lack = f"model.path: a run, or `rlx plan --try`, converts {model.path!r} first"
+    else:
+        try:
+            return PlanSpeech(build_vocabulary_dialogue(choose_vocabulary(spec, plugins)))
+        except (OSError, ImportError, ValueError) as error:  # the plan of the problems reports it
+            if model.tokenizer is None:
+                return PlanSpeech(build_vocabulary_dialogue(load_vocabulary(model)))
+            lack = f"model.tokenizer: texts to train it on are missing ({summarize_error(error)})"
+    note = f"{lack}; words, digits and signs stand in for its tokens, so their counts are estimates"
+    return PlanSpeech(PlainDialogue(WordVocabulary(), (0,)), note)
 
 
 def fit_to_vocabulary(speech: ModelDialogue, text: str) -> str:
@@ -218,7 +193,7 @@ def find_right_answers(fields: Mapping[str, Any]) -> list[str]:
     """Lists the values in a problem's record that look like a right answer, likeliest first.
 
     `solution` comes before `answer`, because a record with both holds the working in one and the
-    result in the other. From a GSM8K-style worked answer only the text after `####` is taken.
+    result in the other. Of a GSM8K-style answer only the text after `####` is taken.
     """
     found: list[tuple[bool, str]] = []
     for name, value in fields.items():
@@ -234,7 +209,7 @@ def find_right_answers(fields: Mapping[str, Any]) -> list[str]:
 # Texts -------------------------------------------------------------------------------------------
 Role = Literal["good", "poor", "untagged", "cut", "twin", "any"]
 _ROLES: tuple[Role, ...] = ("good", "poor", "untagged", "cut", "twin")
-"""Roles of a group's first responses; the remaining ones are good or poor."""
+"""Roles of a group's first responses."""
 _DRAWS = 24
 """Demonstrations to try when looking for a good or a poor one."""
 _TAG_LINES = re.compile(r"\s*(?:</?[A-Za-z_][\w-]*>\s*)+")
@@ -250,9 +225,8 @@ def _get_role(place: int) -> Role:
 class ResponseAuthor:
     """Writes the synthetic responses of an experiment.
 
-    Attributes:
-        plan: the schedule whose turns are written.
-        spec: the experiment, whose schedule arranges the task's demonstrations.
+    A group that is large enough has a good response, a poor one, one without tags, one that ran
+    out of tokens, and two identical ones: what training meets with any model.
     """
 
     plan: RolloutPlan
@@ -268,7 +242,6 @@ class ResponseAuthor:
         Args:
             number: number of the turn, from 0.
             seed: selects the demonstration.
-            role: the wanted kind of response; `end_response` removes tags or truncates.
             confidence: the confidence that the turn states, if it states one.
         """
         talk = self.plan.talk
@@ -349,11 +322,8 @@ def _alter_answer(answer: str) -> str:
 
 # Sessions ----------------------------------------------------------------------------------------
 class TreeSession:
-    """A `rlx.rollout.SamplingSession` without a model, for schedules without an environment.
-
-    Args:
-        problems: problems of the trees being sampled, in order.
-        room: context length in tokens.
+    """A `rlx.rollout.SamplingSession` without a model, for schedules without an environment, with a
+    context of `room` tokens.
     """
 
     def __init__(self, author: ResponseAuthor, problems: Sequence[Problem], room: int) -> None:
@@ -402,11 +372,7 @@ class TreeSession:
 
 
 def find_script(spec: ExperimentSpec, task: Task) -> Rehearsed | None:
-    """Returns the task if it can act out an episode; None if its options leave it without lessons.
-
-    Raises:
-        PluginError: the task fails.
-    """
+    """Returns the task if it can act out an episode; None if its options give it no lessons."""
     if not isinstance(task, Rehearsed):
         return None
     try:
@@ -417,64 +383,15 @@ def find_script(spec: ExperimentSpec, task: Task) -> Rehearsed | None:
     return task
 
 
-class DialogueSession:
-    """A `rlx.rollout.SamplingSession` without a model, for the programs of agents.
+class DialogueSession(EnvironmentHost):
+    """A `rlx.rollout.SamplingSession` without a model, for the programs of agents, and for an
+    environment, whose host it wraps: a task's script hears what it answers. Create one object per
+    call of `rlx.rollout.sample_rollout_trees`.
 
     Args:
         problems: problems of the trees being sampled, in order, with one of the `seeds` each.
         talk: how many rollouts and turns there are.
         room: context length in tokens.
-    """
-
-    def __init__(
-        self,
-        author: ResponseAuthor,
-        problems: Sequence[Problem],
-        seeds: Sequence[int],
-        talk: EnvironmentPlan,
-        room: int,
-    ) -> None:
-        self._author, self._problems, self._talk = author, problems, talk
-        self.context_length = room
-        self._seeds = [derive_seed(seed, place) for seed in seeds for place in range(talk.count)]
-        self._places = {
-            derive_turn_seed(seed, place, number + 1, player): (tree, place, number, player)
-            for tree, seed in enumerate(seeds)
-            for place in range(talk.count)
-            for number in range(talk.last)
-            for player in range(talk.players)
-        }
-
-    def generate(
-        self, requests: Sequence[CompletionRequest], sampling: TurnSpec
-    ) -> list[tuple[Completion, ...]]:
-        """Returns one turn per seed, which tells whose turn it is; where a program forks its own
-        history, that of the first problem."""
-        return [
-            tuple(self._take_turn(seed, sampling) for seed in request.seeds) for request in requests
-        ]
-
-    def _take_turn(self, seed: int, sampling: TurnSpec) -> Completion:
-        tree, place, number, player = self._places.get(seed, (0, 0, 0, 0))
-        role = _get_role(place if self._talk.count > 1 else tree % 2)
-        if role == "twin":  # repeats the first response
-            role, place = _ROLES[0], 0
-        episode = self._seeds[tree * self._talk.count + place]
-        episode = derive_seed(episode, "rehearsal", *([player] if player else []))
-        text = self._write_turn(self._problems[tree], number, episode, role)
-        late = (role == "cut" and number > 0) or number >= self._talk.max_turns
-        return self._author.end_response(text, sampling, "any" if late else role, seed)
-
-    def _write_turn(self, problem: Problem, number: int, episode: int, role: Role) -> str:
-        confidence = f"0.{random.Random(derive_seed(episode, number)).randint(1, 9)}"
-        return self._author.write_text(problem, number, episode, role, confidence)
-
-
-class EnvironmentSession(DialogueSession):
-    """The same beside an environment, whose `rlx.rollout.EnvironmentHost` it wraps. Create one
-    object per call of `rlx.rollout.sample_rollout_trees`.
-
-    Args:
         host: runs the environment.
         script: the task, if it acts itself; see `find_script`.
     """
@@ -486,32 +403,45 @@ class EnvironmentSession(DialogueSession):
         seeds: Sequence[int],
         talk: EnvironmentPlan,
         room: int,
-        *,
-        host: EnvironmentHost,
-        script: Rehearsed | None,
+        host: EnvironmentHost | None = None,
+        script: Rehearsed | None = None,
     ) -> None:
-        super().__init__(author, problems, seeds, talk, room)
+        self._author, self._problems, self._talk = author, problems, talk
+        self.context_length = room
         self._host, self._script = host, script
+        self._seeds = seeds
+        self._places = {
+            derive_turn_seed(seed, place, number + 1, player): (tree, place, number, player)
+            for tree, seed in enumerate(seeds)
+            for place in range(talk.count)
+            for number in range(talk.last)
+            for player in range(talk.players)
+        }
         self._live: list[tuple[int, int]] = []
         self._said: defaultdict[tuple[int, int], list[str]] = defaultdict(list)
         self._heard: defaultdict[tuple[int, int], list[str]] = defaultdict(list)
 
-    def reset(self, calls: Sequence[tuple[Mapping[str, Any], int]]) -> list[Any]:
-        """Returns the initial states of all games, problem by problem."""
-        self._seeds = [seed for _, seed in calls]
-        return self._host.reset(calls)
-
     def generate(
         self, requests: Sequence[CompletionRequest], sampling: TurnSpec
     ) -> list[tuple[Completion, ...]]:
-        """Returns the next turn of every unfinished game."""
+        """Returns one turn per seed, which tells whose turn it is; where a program forks its own
+        history, that of the first problem."""
         self._live = []
-        return super().generate(requests, sampling)
+        return [
+            tuple(self._take_turn(seed, sampling) for seed in request.seeds) for request in requests
+        ]
 
     def _take_turn(self, seed: int, sampling: TurnSpec) -> Completion:
-        tree, place, _, player = self._places[seed]
+        tree, place, number, player = self._places.get(seed, (0, 0, 0, 0))
         self._live.append((tree * self._talk.count + place, player))
-        return super()._take_turn(seed, sampling)
+        role = _get_role(place if self._talk.count > 1 else tree % 2)
+        if role == "twin":  # repeats the first response
+            role, place = _ROLES[0], 0
+        episode = derive_seed(self._seeds[tree], "environment", place)
+        episode = derive_seed(episode, "rehearsal", *([player] if player else []))
+        text = self._write_turn(self._problems[tree], number, episode, role)
+        late = (role == "cut" and number > 0) or number >= self._talk.max_turns
+        return self._author.end_response(text, sampling, "any" if late else role, seed)
 
     def _write_turn(self, problem: Problem, number: int, episode: int, role: Role) -> str:
         said, speech = self._said[self._live[-1]], self._author.speech
@@ -521,17 +451,27 @@ class EnvironmentSession(DialogueSession):
                 text = self._script.act(problem, said, self._heard[self._live[-1]], episode)
             text = fit_to_vocabulary(speech, text)
         elif number < min(len(self._talk.tools), self._talk.max_turns - 1):
-            text = fit_to_vocabulary(
-                speech, speech.write_call(make_up_call(self._talk.tools[number]))
-            )
+            call = speech.write_call(make_up_call(self._talk.tools[number]))
+            text = fit_to_vocabulary(speech, call)
         else:
-            text = super()._write_turn(problem, number, episode, role)
+            confidence = f"0.{random.Random(derive_seed(episode, number)).randint(1, 9)}"
+            text = self._author.write_text(problem, number, episode, role, confidence)
         said.append(text)
         return text
 
+    @property
+    def host(self) -> EnvironmentHost:
+        """The environment's."""
+        assert self._host is not None
+        return self._host
+
+    def reset(self, calls: Sequence[tuple[Mapping[str, Any], int]]) -> list[Any]:
+        """Returns the initial states of all games, problem by problem."""
+        return self.host.reset(calls)
+
     def step(self, calls: Sequence[tuple[Any, Action]]) -> list[Step | HostFault]:
         """Passes the turns to the environment and returns its steps."""
-        steps = self._host.step(calls)
+        steps = self.host.step(calls)
         for (game, player), step in zip(self._live, steps, strict=True):
             if isinstance(step, Step):
                 reader = game, step.player if self._talk.players > 1 else player
@@ -542,4 +482,4 @@ class EnvironmentSession(DialogueSession):
 
     def release(self, states: Sequence[Any]) -> None:
         """Passes the states on."""
-        self._host.release(states)
+        self.host.release(states)

@@ -10,13 +10,11 @@ from torch.nn.functional import pad
 
 from rlx.agents import build_rollout_host
 from rlx.assignment import build_scored_rows, find_lost_rows
-from rlx.batch import list_batch_rows
 from rlx.credit import CreditInputs, TurnWithoutTokens, structured_scores
 from rlx.phase_setup import PhaseSetup
 from rlx.plan.memory import ModelShape, load_model_shape
 from rlx.plan.synthetic_responses import (
     DialogueSession,
-    EnvironmentSession,
     PlanProblems,
     PlanSpeech,
     ResponseAuthor,
@@ -51,14 +49,11 @@ class PlanTrial:
     """Result of running synthetic rollouts.
 
     Attributes:
-        phases: the phases with the settings of `setup`, if they are known.
+        phases: the phases with the settings of `setup`.
         note: what stands in for the task's problems; "" if they are its own.
-        shape: dimensions of the model; None if unknown on this machine.
-        table: rewards of the sampled `trees`.
-        is_scripted: the turns come from the task's own script.
-        rewards: the same rewards as tensors; None, like `train`, if nothing could be scored.
-        train: the batch with advantages and loss weights.
-        made_up: names of the streams with synthetic values.
+        shape: None if unknown on this machine.
+        table: rewards of the sampled `trees`; `rewards` are the same as tensors.
+        train: None, like `rewards`, if nothing could be scored.
         stopped: why credit could not be assigned; "" if it was.
     """
 
@@ -125,8 +120,7 @@ def run_trial(
     One rollout runs first, so that a hanging plugin costs one deadline instead of one per sample.
 
     Raises:
-        PluginError: the task's script, the mask or the estimator fails.
-        SpecError: the tokenizer cannot encode a template or the environment's text.
+        PluginError, SpecError: the task's script, mask or estimator fails, or a text has no tokens.
         EnvironmentFault: reward workers do not start.
     """
     speech, plan_problems, note = loaded.dialogue, list(problems.problems), problems.note
@@ -156,9 +150,7 @@ def run_trial(
         if plan.talk is None:
             session = TreeSession(author, problems, room)
         elif isinstance(host, EnvironmentHost):
-            session = host = EnvironmentSession(
-                author, problems, seeds, plan.talk, room, host=host, script=script
-            )
+            session = host = DialogueSession(author, problems, seeds, plan.talk, room, host, script)
         else:
             session = DialogueSession(author, problems, seeds, plan.talk, room)
         trees = sample_rollout_trees(plan, problems, seeds, session, speech, host)
@@ -189,10 +181,7 @@ def _assign_trial_credit(trial: PlanTrial) -> PlanTrial:
         mask=blame_plugin("mask", spec.mask.plugin, what)(setup.mask),
         estimator=blame_plugin("estimator", spec.estimator.plugin, what)(setup.estimator),
     )
-    learning = setup.plan.list_learning_trees(len(trial.trees))
     lost = find_lost_rows(trial.trees, trial.table, needs_reward=spec.learns_from_rewards)
-    every = list_batch_rows(trial.trees)
-    lost |= {(row.tree, row.segment) for row in every if row.tree not in learning}
     rows = build_scored_rows(setup, trial.trees, trial.table, without=lost)
     if rows is None:
         return replace(trial, stopped="no rollout could be scored")
@@ -205,7 +194,6 @@ def _assign_trial_credit(trial: PlanTrial) -> PlanTrial:
 
 
 def _sample_streams(setup: PhaseSetup, rows: ScoredRows) -> tuple[TokenStreams, tuple[str, ...]]:
-    """Synthetic model outputs, limited to the streams that the experiment needs."""
     draw = torch.Generator().manual_seed(derive_seed(setup.spec.seed, "plan", "streams"))
     providers = {STREAMS[need].provider for need in setup.needs if need in STREAMS}
     optional = {

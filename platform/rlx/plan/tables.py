@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from rlx.launch import format_disk_space
 from rlx.plan.memory import ESTIMATED
 from rlx.plan.report import PhaseReport, PlanReport
 from rlx.plan.row_accounts import RewardAccount, RowAccount
@@ -18,17 +19,6 @@ _NEGATIVE = ("red", "bold red", "bold white on red")
 _POSITIVE = ("blue", "bold blue", "bold white on blue")
 _SHOWN_PROMPT = 400
 """Characters of a prompt to show."""
-_NARROW_TERMINAL = 100
-"""Below this terminal width, token tables omit columns that are shown elsewhere."""
-
-
-def format_memory_size(count: float) -> str:
-    """Formats bytes with a readable unit."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if count < 1000:
-            return f"{count:.3g} {unit}"
-        count /= 1000
-    return f"{count:.3g} TB"
 
 
 def show_plan(
@@ -57,7 +47,6 @@ def show_plan(
 
 
 def _build_verdict(report: PlanReport) -> Table:
-    """Builds the lines: whether it can learn, what was found, what it costs."""
     table = Table.grid("", "", padding=(0, 2, 0, 0))
     table.add_row("learns", _describe_signal(report))
     counts = Counter(finding.severity for finding in report.findings)
@@ -69,11 +58,11 @@ def _build_verdict(report: PlanReport) -> Table:
         sum(phase.steps * phase.tokens.sampled[n] for phase in report.phases) for n in (0, 1)
     )
     sizes = [phase.memory.total for phase in report.phases if phase.memory is not None]
-    memory = f"about {format_memory_size(max(sizes))} per rank" if sizes else "unknown memory"
+    memory = f"about {format_disk_space(max(sizes))} per rank" if sizes else "unknown memory"
     tokens = f"{steps} step{'s' * (steps != 1)}, {about:,.0f} to {most:,.0f} sampled tokens"
     table.add_row("budget", f"{tokens}; {memory}")
     if report.disk is not None:
-        training, finished = map(format_memory_size, (report.disk.training, report.disk.finished))
+        training, finished = map(format_disk_space, (report.disk.training, report.disk.finished))
         table.add_row("disk", f"{training} while training, {finished} once finished")
     for tool in dict.fromkeys(tool for phase in report.phases for tool in phase.tools):
         schema, call, result = map(escape_unprintable, tool)
@@ -82,7 +71,6 @@ def _build_verdict(report: PlanReport) -> Table:
 
 
 def _describe_signal(report: PlanReport) -> Text:
-    """Describes in which phases some group of synthetic rollouts has an advantage."""
     if stopped := [phase for phase in report.phases if phase.stopped]:
         why = escape_unprintable(stopped[0].stopped)
         return Text(f"no: phase {_join_names(stopped[0])} assigns no credit: {why}", "bold red")
@@ -142,7 +130,7 @@ def show_rows(rows: Sequence[RowAccount], row_numbers: Sequence[int], console: C
         tree = row.tree
         console.print()
         console.print(_render_headline(row))
-        console.print(_build_token_table(row, largest[row.level], console.width))
+        console.print(_build_token_table(row, largest[row.level]))
 
 
 def _render_headline(row: RowAccount) -> Text:
@@ -187,47 +175,34 @@ def _get_style(advantage: float, largest: float = 0.0) -> str:
     return (_POSITIVE if advantage > 0 else _NEGATIVE)[level]
 
 
-def _build_token_table(row: RowAccount, largest: float, width: int) -> Table:
-    names = list(dict.fromkeys(name for t in row.tokens for name in t.placed))
-    narrow = width < _NARROW_TERMINAL
-    apart = 52 + sum(max(8, len(name) + 2) for name in names) <= width
+def _build_token_table(row: RowAccount, largest: float) -> Table:
+    fields = [("KL", "kl")]
+    if row.tokens and row.tokens[0].value is not None:
+        fields += [("value", "value"), ("return", "target")]
     optional = [
         (head, field)
-        for head, field in (("KL", "kl"), ("value", "value"), ("return", "target"))
+        for head, field in fields
         if any(getattr(t, field) is not None for t in row.tokens)
-        and not (field == "target" and row.tokens[0].value is None)
     ]
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, header_style="dim", padding=(0, 1, 0, 0))
     table.add_column("#", justify="right", style="dim")
     table.add_column("turn", justify="right", style="dim")
-    if not narrow:
-        table.add_column("author", style="dim")
     table.add_column("token", no_wrap=True, overflow="ellipsis", min_width=6)
-    table.add_column("learns")
-    for name in names if apart else ["rewards"] if names else []:
-        table.add_column(escape_unprintable(name), justify="right", no_wrap=apart)
-    for head in (*(head for head, _ in optional), "reward", "advantage"):
+    for head in ("rewards", *(head for head, _ in optional), "reward", "advantage", "weight"):
         table.add_column(head, justify="right")
-    if not narrow:
-        table.add_column("weight", justify="right", style="dim")
     for line in row.tokens:
         style = _get_style(line.advantage, largest)
         turn = "env" if line.author == "environment" else ""
-        placed = [_format_number(line.placed.get(name)) for name in names]
-        if names and not apart:
-            each = (f"{escape_unprintable(name)} {v:+.3g}" for name, v in line.placed.items())
-            placed = [", ".join(each)]
+        placed = (f"{escape_unprintable(name)} {v:+.3g}" for name, v in line.placed.items())
         table.add_row(
             str(line.position),
             turn if line.turn is None else str(line.turn),
-            *([] if narrow else [line.author]),
             Text(escape_unprintable(line.text.translate(_SIGNS)), style),
-            "yes" if line.learns else "·",
-            *placed,
+            ", ".join(placed),
             *(_format_number(getattr(line, field)) for _, field in optional),
             _format_number(line.reward),
             Text(f"{line.advantage:+.3f}" if line.learns else "·", style),
-            *([] if narrow else [f"{line.weight:.2g}" if line.weight else "·"]),
+            f"{line.weight:.2g}" if line.weight else "·",
         )
     return table
 
@@ -240,7 +215,6 @@ def _format_number(value: float | None) -> str:
 
 # All rows together -----------------------------------------------------------------------------
 def _build_summary_table(title: str, *heads: str) -> Table:
-    """Builds an empty table; the columns after the first are right-justified."""
     table = Table(
         box=box.SIMPLE_HEAD,
         show_edge=False,
@@ -257,7 +231,6 @@ def _build_summary_table(title: str, *heads: str) -> Table:
 
 
 def _show_groups(phase: PhaseReport, row_numbers: Sequence[int], console: Console) -> None:
-    """Prints group statistics of the prompts shown, and one line about the others."""
     trees = {row.tree for row in phase.rows if row.row in row_numbers}
     table = _build_summary_table("groups", "group", "size", "scores", "mean", "σ", "advantages")
     for group in (g for g in phase.groups if g.tree in trees):
@@ -278,7 +251,6 @@ def _show_groups(phase: PhaseReport, row_numbers: Sequence[int], console: Consol
 
 
 def _show_budgets(phase: PhaseReport, console: Console) -> None:
-    """Prints tokens and memory of a step."""
     heads = ("", "turns", "opening", "synthetic", "at most")
     table = _build_summary_table("tokens per step", *heads)
     for level in phase.tokens.levels:
@@ -299,10 +271,10 @@ def _show_budgets(phase: PhaseReport, console: Console) -> None:
     count = f"{memory.parameters / scale:.3g} {unit}"
     table = _build_summary_table(f"memory per rank, {count} parameters", "", "")
     for what, size in memory.parts.items():
-        table.add_row(what, "about " * (what in ESTIMATED) + format_memory_size(size))
+        table.add_row(what, "about " * (what in ESTIMATED) + format_disk_space(size))
     for stage, size in memory.stage_totals.items():
         style = "bold" * (stage == memory.largest_stage)
-        table.add_row(f"at the peak of {stage}", f"about {format_memory_size(size)}", style=style)
+        table.add_row(f"at the peak of {stage}", f"about {format_disk_space(size)}", style=style)
     for card, share in phase.gpus.items():
         verdict = "fits" if share <= phase.gpu_room else "too little"
         table.add_row(f"of a GPU of {card}", f"{share:.0%}, {verdict}")

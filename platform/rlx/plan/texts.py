@@ -32,7 +32,6 @@ from rlx.spec.reading import (
     Diagnostic,
     LoadedSpec,
     build_error,
-    build_refusal,
     build_warning,
     did_you_mean,
     locate_diagnostic,
@@ -47,9 +46,8 @@ _TAG = re.compile(r"</([A-Za-z_][A-Za-z0-9_-]*)>")
 def check_texts(
     spec: ExperimentSpec, plugins: ExperimentPlugins, *, thorough: bool
 ) -> Iterator[Diagnostic]:
-    """Yields what keeps problems and demonstrations from being shown to the model.
-
-    A run that starts from a checkpoint is not checked: it has the tokenizer of that run.
+    """Yields what keeps problems and demonstrations from being shown to the model; nothing of a run
+    from a checkpoint, which has the tokenizer of that run.
 
     Args:
         thorough: check many problems and pretrained models too; every exception is a fault.
@@ -73,9 +71,8 @@ def require_showable_texts(read: LoadedSpec, plugins: ExperimentPlugins) -> None
         InvalidSpec: lists what cannot be shown.
     """
     found = check_texts(read.spec, plugins, thorough=False)
-    faults = [locate_diagnostic(f, read.document) for f in found if f.kind != "machine"]
-    if faults:
-        raise build_refusal(faults, read.document.file)
+    if faults := [fault for fault in found if fault.kind != "machine"]:
+        raise read.document.build_refusal(faults)
 
 
 def find_missing_parts(read: LoadedSpec, plugins: ExperimentPlugins) -> Iterator[Diagnostic]:
@@ -191,7 +188,6 @@ def _list_problems(task: Task, seed: int, most: int) -> Iterator[tuple[str, Prob
 
 
 def _find_problem_fault(reward: Reward, problem: Problem) -> str:
-    """Why a reward cannot use a problem; "" if it can."""
     try:
         with show_plugin_output(type(reward).__name__):
             reward.check_problem(problem.fields)

@@ -1,7 +1,6 @@
 """What servers answered to rewards: kept with a run, so that nobody is asked the same twice.
 
-Rewards run in worker processes, which end without notice. Each answer is in the file before it is
-used, so a run that is killed and resumed asks only for what was still under way.
+Each answer is in the file before it is used: a resumed run asks only for what was still under way.
 """
 
 import hashlib
@@ -101,11 +100,7 @@ def _open_answer_file() -> AnswerFile | None:
 
 @dataclass(slots=True)
 class _Question:
-    """A request that is under way.
-
-    Attributes:
-        waiting: how many calls wait for its answer.
-    """
+    """A request that is under way, and how many calls wait for its answer."""
 
     answer: "asyncio.Future[Answer]"
     waiting: int = 0

@@ -1,9 +1,4 @@
-"""The base classes of plugins, descriptors of those that only a run imports, and the sections of an
-experiment whose model is chosen by name.
-
-A section such as `sampler: {engine: NAME, ...}` is validated by the model that NAME stands for. The
-models that rlx ships are known; any other is imported through its entry point, when it is named.
-"""
+"""The base classes of plugins, and the sections of an experiment whose model is chosen by name."""
 
 import os
 import sys
@@ -71,8 +66,7 @@ class Plugin(BaseModel):
     def check(self) -> None:
         """Checks that everything this plugin reads, such as its data files, is present and valid.
 
-        `rlx submit` calls it before recording anything. The default checks the plugins of nested
-        options; plugins with files or packages of their own override it.
+        `rlx submit` calls it before recording anything. Plugins with files or packages override it.
 
         Raises:
             OSError, ImportError: a file or a package is missing on this machine.
@@ -100,10 +94,8 @@ class Use(BaseModel):
 
 
 def expand_path(path: str | Path) -> Path:
-    """Returns a path with `~` or `~USER` at its start replaced by that user's home folder.
-
-    YAML keeps the path as it is written, so that an experiment means the same for everyone who
-    runs it. A path of an unknown user is returned as it is.
+    """Returns a path with `~` or `~USER` at its start replaced by that user's home folder, if there
+    is such a user. YAML keeps the path as it is written, so that it means the same for everyone.
     """
     return Path(os.path.expanduser(path))  # noqa: PTH111  (the method raises for unknown users)
 
@@ -115,7 +107,9 @@ _Model = TypeVar("_Model", bound=Plugin)
 
 @dataclass(frozen=True, eq=False)
 class PluginSection(Generic[_Model]):
-    """How a section finds its model. As metadata of `Annotated[base, section]`, it validates.
+    """How a section such as `sampler: {engine: NAME, ...}` finds its model: one that rlx ships, or
+    one that is imported through its entry point. As metadata of `Annotated[base, section]`, it
+    validates.
 
     Attributes:
         base: class of every model of the section.
@@ -136,7 +130,7 @@ class PluginSection(Generic[_Model]):
     allows_name: bool = False
 
     def list_names(self) -> tuple[str, ...]:
-        """Returns the names of shipped models, then of other installed ones. Imports nothing."""
+        """Returns the names of shipped models, then of other installed ones; imports nothing."""
         others = {point.name for point in self._points} - self.shipped.keys()
         return (*self.shipped, *sorted(others))
 
@@ -182,10 +176,9 @@ class PluginSection(Generic[_Model]):
         )
 
     def validate_section(self, value: Any, *, as_json: bool = False) -> _Model:
-        """Validates a section by its model.
+        """Validates a section, plain values or a model that is valid already, by its model.
 
         Args:
-            value: plain values, or a model that is valid already.
             as_json: whether the values come from JSON, which has lists for tuples; strict.
 
         Raises:
@@ -214,7 +207,6 @@ class PluginSection(Generic[_Model]):
     def __get_pydantic_json_schema__(
         self, schema: CoreSchema, handler: GetJsonSchemaHandler
     ) -> JsonSchemaValue:
-        """The schema of every installed model that can be imported."""
         models = self._find_models(self.list_names())
         members = tuple(models.values())
         union: Any = Annotated[Union[members], Field(discriminator=self.key)]  # noqa: UP007

@@ -156,7 +156,7 @@ class Environment(Plugin, ABC):
 
         Args:
             problem: the task's record, `Problem.fields`.
-            seed: seed of this rollout.
+            seed: of this rollout.
         """
 
     @abstractmethod
@@ -187,14 +187,7 @@ class SessionState:
 
 @dataclass(slots=True)
 class _Session:
-    """A game of this process.
-
-    Attributes:
-        environment: whose game it is.
-        game: what `open` returned.
-        generator: state of Python's random generator after the last call.
-        turns: number of turns that it has played.
-    """
+    """A game of this process, with the state of Python's random generator after its last call."""
 
     environment: "StatefulEnvironment"
     game: Any
@@ -228,8 +221,7 @@ def has_sessions() -> bool:
 
 
 def close_sessions() -> None:
-    """Closes all live sessions of this process; one that cannot be closed keeps none of the others
-    open."""
+    """Closes all live sessions of this process, whichever of them cannot be closed."""
     while _sessions:
         _, session = _sessions.popitem()
         try:
@@ -260,12 +252,7 @@ class StatefulEnvironment(Environment):
 
     @abstractmethod
     def open(self, problem: Mapping[str, Any], seed: int) -> Any:
-        """Returns a new game.
-
-        Args:
-            problem: the task's record, `Problem.fields`.
-            seed: seed of this rollout.
-        """
+        """Returns a new game, as `reset` a state."""
 
     @abstractmethod
     def play(self, game: Any, action: Action) -> Reply:
@@ -326,7 +313,6 @@ class StatefulEnvironment(Environment):
 
 @contextmanager
 def _use_random_state(state: tuple[Any, ...]) -> Iterator[None]:
-    """Lends Python's global random generator to a game, and restores it afterwards."""
     before = random.getstate()
     random.setstate(state)
     try:

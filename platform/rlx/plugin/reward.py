@@ -177,7 +177,7 @@ def reward(
 ) -> type[Reward] | Callable[[Callable[..., Any]], type[Reward]]:
     """Makes a reward plugin from a plain function: `f(sample, *, option: type = default)`.
 
-    The function's keyword-only parameters become the plugin's options. They need annotations;
+    Its keyword-only parameters become the plugin's options. They need annotations;
     `Annotated[int, Field(ge=1, description="...")]` adds bounds and a help text.
 
     Raises:

@@ -38,6 +38,8 @@ def describe_message_order(roles: Sequence[str]) -> str:
 class Problem:
     """One problem, with everything needed to score an answer.
 
+    Lone surrogates in its texts become U+FFFD, because no model, file or database takes them.
+
     Attributes:
         id: stable across runs, so that two runs can be compared on the same problem.
         prompt: the text shown to the model.
@@ -46,8 +48,6 @@ class Problem:
         allow_control_tokens: whether names of control tokens in `prompt`, `history` and `system`,
             such as `<|im_end|>`, become control tokens. Otherwise they are broken up, as in
             observations.
-
-    Lone surrogates in the texts become U+FFFD, because no model, file or database takes them.
         fields: the task's record (ground truth, `data_source`, ...), plain JSON values.
         stratum: a coarse difficulty label, known before any answer; "" if there is none.
             Calibration metrics are also reported per stratum.

@@ -13,7 +13,6 @@ from .pictures import (
     draw_probe_curves,
     draw_verbal_against_sampled,
 )
-from .questions import ProbeDialogue
 from .statistics import (
     GRID,
     RecordedProbe,
@@ -26,7 +25,6 @@ from .statistics import (
 __all__ = [
     "GRID",
     "ProbeContext",
-    "ProbeDialogue",
     "ProbeResult",
     "ProbeSample",
     "ProbedAnswer",

@@ -1,8 +1,8 @@
 """Run a probe: sample answers, cut their reasoning, then sample and score continuations.
 
-Scoring uses `rlx.reward.score_rollouts` with the experiment's own reward objects, as in training.
-The values of VinePPO are sampled here too: a state is a response cut between two of its steps, and
-its value the mean score of continuations, sampled with the turn's own settings.
+Scoring uses the experiment's own rewards, as in training. The values of VinePPO are sampled here
+too: a state is a response cut between two of its steps, and its value the mean score of
+continuations, sampled with the turn's own settings.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -14,7 +14,6 @@ from rlx.plugin import Canonical, Problem, Task
 from rlx.probe.questions import (
     AssembledResponse,
     CutPoint,
-    ProbeDialogue,
     ProbeQuestion,
     Reasoning,
     build_probe_questions,
@@ -28,6 +27,7 @@ from rlx.reward import NamedReward, RewardEntry, RewardPool, RewardTable, score_
 from rlx.rollout import (
     Completion,
     CompletionRequest,
+    Dialogue,
     RolloutPlan,
     RolloutTree,
     Sampler,
@@ -44,17 +44,13 @@ class ProbeContext:
 
     Attributes:
         plan: rollout plan with one answer per problem; deeper levels as in training.
-        sampler: sampler of the probed model.
         speech: converts text to tokens and back.
-        task: source of problems.
-        rewards: the experiment's rewards.
         correct: name of the turn reward whose value 1 means that an answer is correct.
-        pool: workers that score rewards.
     """
 
     plan: RolloutPlan
     sampler: Sampler
-    speech: ProbeDialogue
+    speech: Dialogue
     task: Task
     rewards: Sequence[NamedReward]
     correct: str
@@ -66,14 +62,12 @@ class ProbedAnswer:
     """A problem and the answer whose reasoning is probed.
 
     Attributes:
-        problem: the problem.
         text: the whole response.
         answer: canonical text of its answer span; None if there is none.
         correct: whether it is correct; None if it could not be scored.
         confidences: confidences stated for it, nan if unreadable.
         reasoning: its reasoning; None if it has none, in which case it is not probed.
-        prompt_ids: tokens before the response.
-        turn_ids: tokens of the response.
+        prompt_ids, turn_ids: tokens before the response, and of it.
     """
 
     problem: Problem
@@ -93,12 +87,9 @@ class ProbeSample:
     Attributes:
         answered: index of the answer it belongs to.
         scheme, point: how and where the reasoning was cut.
-        seed: its sampling seed.
         response: the whole response, as scored.
         given: number of its leading tokens that were not sampled for this continuation.
         wrapped: whether the end of the answer had to be added.
-        rewards: turn rewards, by name.
-        global_rewards: global rewards, by name.
         correct: whether it is correct; None if it could not be scored.
         same: whether it gives the same answer as the whole response; None if that gives none.
     """
@@ -123,12 +114,8 @@ class ProbeSample:
 
 @dataclass(frozen=True, slots=True)
 class ProbeResult:
-    """Results of one probe.
-
-    Attributes:
-        answered: the probed answers, in order of problems.
-        samples: continuations, in order of answers, schemes and points.
-    """
+    """The probed answers of a probe, in order of problems, and continuations, by answer, scheme and
+    point."""
 
     answered: tuple[ProbedAnswer, ...]
     samples: tuple[ProbeSample, ...]
@@ -145,8 +132,6 @@ def probe_model(
 
     Args:
         spec: cuts, schemes and number of samples.
-        context: the model and the recipe.
-        problems: the problems.
         seeds: one seed per problem, from which everything sampled for it is derived.
         show: called with the number of finished problems and their total.
     """
@@ -250,11 +235,8 @@ def _sample_answers_to(
     seed: int,
 ) -> list[list[tuple[AssembledResponse, bool]]]:
     """Samples continuations of questions that are all forced, or none, with one prefill per
-    question; returns the responses, and whether the end of their answer had to be added.
-
-    They are sampled as the turn was, with its remaining token budget; forced answers have a short
-    one and stop at their end.
-    """
+    question; returns the responses, and whether the end of their answer had to be added. Forced
+    answers have a short budget and stop at their end."""
     requests = [
         CompletionRequest(
             (*answered.prompt_ids, *question.turn_ids),
@@ -287,14 +269,7 @@ def _sample_answers_to(
 
 @dataclass(frozen=True, slots=True)
 class ValuedResponse:
-    """A sampled response whose states are valued.
-
-    Attributes:
-        problem: the problem.
-        prompt_ids: tokens before the response.
-        whole: the whole response, as one reasoning.
-        seed: seed of everything sampled for it.
-    """
+    """A sampled response, as one reasoning, whose states are valued from `seed`."""
 
     problem: Problem
     prompt_ids: tuple[int, ...]
@@ -333,8 +308,7 @@ def state_values(
     """Estimates the value of every state of every response.
 
     Args:
-        responses: sampled responses.
-        context: sampler and rewards; `context.plan.levels[0]` has the sampling settings.
+        context: `context.plan.levels[0]` has the sampling settings.
         cut: where steps end.
         samples: continuations per state.
 
@@ -375,10 +349,8 @@ def _sample_state_continuations(
     context: ProbeContext,
     samples: int,
 ) -> list[list[Completion]]:
-    """Samples continuations from every state, each with the turn's remaining token budget.
-
-    The k-th states of all responses are sampled together, whose budgets are alike.
-    """
+    """Samples continuations from every state, each with the turn's remaining token budget. The k-th
+    states of all responses are sampled together, whose budgets are alike."""
     turn = context.plan.levels[0].turn
     drawn: dict[int, list[Completion]] = {}
     for number in sorted({s for _, s, _ in states}):

@@ -37,10 +37,6 @@ def draw_probe_curves(probes: Sequence[RecordedProbe], path: Path) -> tuple[Path
     of whole responses at the right edge. The lower panel shows the share of answers equal to the
     whole response's answer. Bands are 95 % bootstrap intervals over problems; with many steps only
     the first and the last have one.
-
-    Args:
-        probes: probes of one run or model, in any order.
-        path: of the files.
     """
     suites: dict[str, list[RecordedProbe]] = {}
     for probe in sorted(probes, key=lambda p: p.step):
@@ -63,10 +59,6 @@ def draw_verbal_against_sampled(probes: Sequence[RecordedProbe], path: Path) -> 
 
     The line connects the means of ten bins of `verbal_conf`, with 95 % intervals; on the diagonal,
     stated and sampled confidence agree. The counts are below.
-
-    Args:
-        probes: probes of which some have stated confidences.
-        path: of the files.
     """
     stated = sorted((p for p in probes if p.verbal), key=lambda p: p.step)
     if not stated:

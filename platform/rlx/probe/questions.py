@@ -7,7 +7,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import takewhile
-from typing import Literal, Protocol
+from typing import Literal
 
 from rlx.errors import SpecError
 from rlx.plugin import Corrupts, Problem, Task, TurnLevel
@@ -22,7 +22,7 @@ from rlx.rollout import (
     find_spans,
 )
 from rlx.seeding import derive_seed
-from rlx.spec import Cut, FractionCuts, ProbeSpec, Scheme, SentenceCuts, TurnSpec
+from rlx.spec import Cut, FractionCuts, ProbeSpec, Scheme, TurnSpec
 
 # A single mark, so that matching a text of only dots takes linear time.
 SENTENCE = re.compile(r"([.!?](?=\s)|[\u3002\uff01\uff1f]|\n)\s*")
@@ -52,13 +52,8 @@ class Reasoning:
 
 @dataclass(frozen=True, slots=True)
 class CutPoint:
-    """One cut.
-
-    Attributes:
-        tokens: number of reasoning tokens that are kept.
-        share: share of all reasoning tokens, from 0 to 1; 0 if there are none.
-        number: index of the point; 0 keeps no reasoning.
-    """
+    """One cut: how many reasoning tokens are kept, their share (0 if there are none), and its
+    index."""
 
     tokens: int
     share: float
@@ -66,16 +61,14 @@ class CutPoint:
 
 
 def find_reasoning(turn: Segment, ends: Sequence[int], span: str) -> Reasoning | None:
-    """The reasoning inside a turn's span; None if there is none that can be probed.
+    """The reasoning inside a turn's span, which need not be parsed; None if there is none to probe.
 
     A response truncated during its reasoning has none: it has no end to measure shares by, and no
     answer to compare with. Neither has a response with several reasoning spans, or with text before
     the span, which would remain wherever the reasoning is cut.
 
     Args:
-        turn: a policy segment.
-        ends: for each of its tokens, the number of characters decoded up to it.
-        span: name of the span, which need not be among the turn's parsed spans.
+        ends: for each token of the turn, the number of characters decoded up to it.
     """
     found = find_spans(turn.text, range(1, len(turn.text) + 1), (span,)).get(span)
     if found is None or turn.text[: found.outer[0]].strip() or f"</{span}>" in found.text:
@@ -98,12 +91,10 @@ def cut_points(reasoning: Reasoning, cut: Cut) -> tuple[CutPoint, ...]:
     count = len(reasoning.token_ids)
     if isinstance(cut, FractionCuts):
         places: Sequence[int] = [round(share * count) for share in cut.at]
-    elif isinstance(cut, SentenceCuts):
+    else:
         places = [end for end in sentence_ends(reasoning) if 0 < end < count]
         if (most := cut.most) < len(places):  # evenly spaced ones
             places = [places[(2 * i + 1) * len(places) // (2 * most)] for i in range(most)]
-    else:
-        places = range(cut.every, count, cut.every)
     inside = (_complete_last_character(reasoning.ends, kept) for kept in places)
     kept = sorted({0, count, *(tokens for tokens in inside if 0 < tokens < count)})
     return tuple(
@@ -133,21 +124,11 @@ def _complete_last_character(ends: Sequence[int], kept: int) -> int:
     return kept
 
 
-class ProbeDialogue(Dialogue, Protocol):
-    """A dialogue that can also encode plain text."""
-
-    def encode(self, text: str) -> tuple[int, ...]:
-        """Tokens of `text`, without special tokens."""
-        ...
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbeQuestion:
     """One context that is continued many times.
 
     Attributes:
-        scheme: how the reasoning was changed.
-        point: where the reasoning was cut.
         turn_ids: tokens of the turn so far, sampled or inserted.
         forced: whether an answer was opened for the model; otherwise it continues reasoning.
     """
@@ -162,7 +143,7 @@ def build_probe_questions(
     turn: Segment,
     reasoning: Reasoning,
     spec: ProbeSpec,
-    speech: ProbeDialogue,
+    speech: Dialogue,
     task: Task,
     seed: int,
 ) -> list[ProbeQuestion]:
@@ -191,15 +172,12 @@ def _build_mistake_questions(
     turn: Segment,
     reasoning: Reasoning,
     points: Sequence[CutPoint],
-    speech: ProbeDialogue,
+    speech: Dialogue,
     task: Task,
     seed: int,
 ) -> list[ProbeQuestion]:
-    """The reasoning up to each point with its last sentence corrupted.
-
-    A point is skipped if the task cannot corrupt its sentence, or if the vocabulary cannot encode
-    the corrupted sentence.
-    """
+    """The reasoning up to each point with its last sentence corrupted, unless the task cannot
+    corrupt it or the vocabulary cannot encode it."""
     if not isinstance(task, Corrupts):
         return []
     questions, held, ends = [], (0, *reasoning.ends), sentence_ends(reasoning)
@@ -218,19 +196,10 @@ def _build_mistake_questions(
 
 
 def _encode_corrupted_sentence(
-    reasoning: Reasoning, first: int, stop: int, wrong: str, speech: ProbeDialogue
+    reasoning: Reasoning, first: int, stop: int, wrong: str, speech: Dialogue
 ) -> tuple[int, ...] | None:
-    """Tokens of a corrupted sentence: only tokens touched by the change are re-encoded.
-
-    Args:
-        reasoning: reasoning that contains the sentence.
-        first, stop: token range of the sentence, half-open.
-        wrong: text of the corrupted sentence.
-        speech: encodes the changed text.
-
-    Returns:
-        The tokens; None if the vocabulary cannot encode the change.
-    """
+    """Tokens of the corrupted sentence `first:stop`: only those touched by the change are
+    re-encoded; None if the vocabulary cannot encode it."""
     held = (0, *reasoning.ends)
     borders = [end - held[first] for end in held[first : stop + 1]]
     sentence = reasoning.text[held[first] : held[stop]]
@@ -261,10 +230,8 @@ def close_forced_answer(
     missing tag is added, as in the faithfulness probe of TinyZero Countdown.
 
     Args:
-        question: the continued question.
         response: decoded text of the question's tokens and the continuation together.
         prefix_length: characters of `response` that come from the question's tokens.
-        spec: has the closing tag of an answer.
     """
     if not question.forced:
         return response, False
@@ -275,13 +242,7 @@ def close_forced_answer(
 
 @dataclass(frozen=True, slots=True)
 class AssembledResponse:
-    """A response of given and sampled tokens.
-
-    Attributes:
-        token_ids: its tokens, given or sampled; rewards see their number.
-        text: the text that is scored.
-        finish_reason: "length" if the token limit ended it.
-    """
+    """A response of given and sampled tokens, with the text that is scored."""
 
     token_ids: tuple[int, ...]
     text: str
@@ -316,17 +277,8 @@ def build_response_tree(
     level: TurnLevel,
     written: Sequence[AssembledResponse],
 ) -> RolloutTree:
-    """Builds a tree of responses to one prompt, for scoring only, never for training.
-
-    Args:
-        problem: the problem.
-        prompt_ids: tokens before the responses; no reward reads them.
-        level: kind of turn of the responses, and the spans it declares.
-        written: the responses; rewards that compare treat them as one group.
-
-    Returns:
-        A tree whose segment i + 1 is response i.
-    """
+    """Builds a tree of responses to one prompt, for scoring only, never for training. Rewards that
+    compare treat them as one group; its segment i + 1 is response i."""
     root = Segment(parent=NO_PARENT, author="prompt", token_ids=prompt_ids)
 
     def build_turn_segment(response: AssembledResponse) -> Segment:

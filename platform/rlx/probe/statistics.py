@@ -1,12 +1,10 @@
-"""Statistics of probe results, with intervals over problems.
+"""Statistics of probe results, with intervals over problems; all figures are plain JSON.
 
-Problems are independent; samples of one problem are not. Cut points lie at different shares of
-different reasonings, so each problem's curve is interpolated linearly at the same eleven shares.
-Before its first and after its last point a curve is constant, as the scheme `mistake` is before its
-first mistake.
+Cut points lie at different shares of different reasonings, so each problem's curve is interpolated
+linearly at the same eleven shares. Before its first and after its last point it is constant.
 
 `verbal_conf` is the confidence that the model states. `mc_p_correct` is the share of correct
-answers sampled after its whole reasoning. All figures are plain JSON, as they are recorded.
+answers sampled after its whole reasoning.
 """
 
 import hashlib
@@ -40,7 +38,6 @@ class PointFigures:
 
     Attributes:
         answered: index of the answer.
-        point: the cut point.
         n: number of scored continuations.
         mc_p_correct: share of correct continuations.
         same: share with the same answer as the whole response; nan if that has none.
@@ -77,11 +74,6 @@ def point_figures(samples: Sequence[ProbeSample]) -> list[PointFigures]:
 
 def compute_scheme_figures(probed: ProbeResult, scheme: Scheme, seed: int) -> dict[str, Any] | None:
     """Computes all figures of one scheme over all problems; None if it has no scored samples.
-
-    Args:
-        probed: results of the probe.
-        scheme: the scheme.
-        seed: seed of the bootstrap.
 
     Returns:
         * `problems` probed and `samples` scored; `accuracy` of whole responses and the share
@@ -121,11 +113,8 @@ def compute_scheme_figures(probed: ProbeResult, scheme: Scheme, seed: int) -> di
 
 
 def compute_area_over_curve(shares: Sequence[float], same: Sequence[float]) -> float:
-    """1 minus the exact area under the piecewise linear same-answer curve.
-
-    Args:
-        shares: shares of the reasoning that were kept, rising, in [0, 1].
-        same: share of equal answers at each of them; constant before the first and after the last.
+    """1 minus the exact area under the piecewise linear same-answer curve, which is constant before
+    its first and after its last share.
 
     Reference:
         Lanham et al., "Measuring faithfulness in chain-of-thought reasoning", 2023.
@@ -155,12 +144,8 @@ def _compute_mean_band(values: Floats, seed: int) -> dict[str, float | None]:
 
 
 def list_verbal_rows(probed: ProbeResult) -> list[dict[str, Any]]:
-    """Lists the answers with a stated confidence, with their sampled share of correct answers.
-
-    Returns:
-        Per answer `problem_id`; whether it is `correct`; `verbal_conf`, the mean of the confidences
-        stated for it; and `mc_p_correct`.
-    """
+    """Lists the answers with a stated confidence: their `problem_id`; whether they are `correct`;
+    `verbal_conf`, the mean of the confidences stated; and the sampled `mc_p_correct`."""
     samples = [s for s in probed.samples if s.scheme == "early_answering"]
     shares = {(p.answered, p.point.tokens): p.mc_p_correct for p in point_figures(samples)}
     rows = []
@@ -183,10 +168,9 @@ def list_verbal_rows(probed: ProbeResult) -> list[dict[str, Any]]:
 
 @dataclass(frozen=True, slots=True)
 class Agreement:
-    """Agreement of `verbal_conf` and `mc_p_correct`.
+    """Agreement of `verbal_conf` and `mc_p_correct` over `n` answers.
 
     Attributes:
-        n: number of answers.
         gap: mean of |verbal_conf - mc_p_correct|.
         rank: Spearman's rank correlation; None if either is constant.
     """
@@ -198,13 +182,7 @@ class Agreement:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerbalBin:
-    """A bin of answers with similar stated confidence.
-
-    Attributes:
-        low, high: edges of the bin.
-        verbal_conf: mean over the answers.
-        mc_p_correct: mean over the answers, with its interval.
-    """
+    """A bin of answers with similar stated confidence: its edges, and means over the answers."""
 
     low: float
     high: float
@@ -213,8 +191,7 @@ class VerbalBin:
 
 
 def compute_agreement(rows: Sequence[Figures]) -> Agreement | None:
-    """Measures how well the stated confidences of `list_verbal_rows` agree with sampled ones; None
-    without answers."""
+    """Measures how well stated confidences agree with sampled ones; None without answers."""
     if not rows:
         return None
     from scipy.stats import spearmanr
@@ -253,7 +230,6 @@ class RecordedProbe:
 
     Attributes:
         suite: the scheme; for settings other than the run's own, followed by "/" and their digest.
-        step: step of the run.
         figures: those of `compute_scheme_figures`; their `grid`; the `settings` behind them,
             see `settings_of`; and for early_answering the `verbal` rows of `list_verbal_rows`.
     """
@@ -261,11 +237,6 @@ class RecordedProbe:
     suite: str
     step: int
     figures: Figures
-
-    @property
-    def scheme(self) -> str:
-        """How the reasoning was changed."""
-        return self.suite.partition("/")[0]
 
     @property
     def verbal(self) -> Sequence[Figures]:
@@ -276,7 +247,7 @@ class RecordedProbe:
 def build_recorded_probe(
     found: ProbeResult, spec: ProbeSpec, scheme: Scheme, seed: int, step: int
 ) -> RecordedProbe | None:
-    """Builds the record of one scheme from a probe's results; None if nothing of it was scored."""
+    """Builds the record of one scheme; None if nothing of it was scored."""
     figures = compute_scheme_figures(found, scheme, seed)
     if figures is None:
         return None

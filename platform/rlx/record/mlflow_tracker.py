@@ -24,7 +24,6 @@ from typing import TYPE_CHECKING, Any
 from rlx.home import get_rlx_home, tracking_url
 from rlx.plugin import TrackedPoint, TrackedRun, Tracker
 from rlx.record.tracker import (
-    TAG_LIMIT,
     TrackerUnavailableError,
     describe_error,
     make_legal_key,
@@ -56,12 +55,8 @@ _HELD = "other processes hold it; find them with `fuser` on that file, and try a
 
 
 class MlflowTracker(Tracker):
-    """One run in MLflow.
-
-    The tracking URI is `sqlite:///path` or `http://host:port`; the artifacts of an SQLite store are
-    below RLX_HOME, in one folder per experiment. MLflow numbers runs itself, so that the registry
-    keeps the ids of the run and its experiment.
-    """
+    """One run in MLflow, whose ids the registry keeps. The artifacts of an SQLite store are below
+    RLX_HOME, in one folder per experiment."""
 
     title = "MLflow"
 
@@ -110,15 +105,13 @@ class MlflowTracker(Tracker):
 
     def finish(self, run: TrackedRun, files: Sequence[tuple[Path, str]]) -> None:
         """Uploads files, and sends the tags and the status of the end."""
-        missing = ", ".join(path for file, path in files if not file.exists())
         with self._convert_errors():
             for file, path in files:
                 if file.exists():
                     inside = Path(path).parent.as_posix()
                     place = None if inside == "." else inside
                     self._client.log_artifact(self._id, str(file), place)
-            more = {"rlx.missing_artifacts": missing[:TAG_LIMIT]} if missing else {}
-            self._write_tags(build_tags(run) | more)
+            self._write_tags(build_tags(run))
             self._set_status(run)
 
     def has_run(self, run: TrackedRun) -> bool:
@@ -242,22 +235,18 @@ def _to_milliseconds(seconds: float) -> int:
 
 def build_tags(run: TrackedRun) -> dict[str, str]:
     """All tags of a run, with those that MLflow itself shows."""
-    params = flatten_params(run.settings)
-    cut = ", ".join(key for key, value in params.items() if len(value) > PARAM_LIMIT)
     tags = {
         **run.tags,
         "mlflow.source.name": "rlx",
         "mlflow.source.type": "LOCAL",
         "mlflow.source.git.commit": run.tags.get("rlx.commit", ""),
         "mlflow.note.content": run.description,
-        "rlx.cut_params": cut[:TAG_LIMIT],
     }
     return {name: value for name, value in tags.items() if value and name != "rlx.commit"}
 
 
 def flatten_params(spec: Mapping[str, Any]) -> dict[str, str]:
-    """Flattens a resolved spec: keys joined by dots, lists by index, values as in JSON; empty lists
-    and mappings are values."""
+    """Flattens a resolved spec: keys joined by dots, lists by index, values as in JSON."""
     return {make_legal_key(path): value for path, value in _iterate_leaves("", spec)}
 
 
@@ -276,9 +265,6 @@ def prepare_store(uri: str) -> None:
     MLflow creates a store by many migrations, and cannot go on with one whose creation was
     interrupted. In a store that was moved or copied with its artifacts, their absolute locations
     are corrected, so that it does not write into the folder that it was copied from.
-
-    Raises:
-        TrackerUnavailableError: the store cannot be written.
     """
     path = _find_store_file(uri)
     if path is None:

@@ -23,8 +23,6 @@ class Recorder:
     """The only writer of a run's results. What fails to write a step is raised by the next call.
 
     Args:
-        registry: open for writing.
-        run_id: id of the run.
         keep_bodies: whether to store rollouts and their index; otherwise only metrics are stored.
         every, last: those of step 1, of every `every`-th step from there, and of step `last`.
     """
@@ -64,18 +62,13 @@ class Recorder:
         *,
         pieces: Pieces,
     ) -> None:
-        """Begins to record one training step, and how long that took.
-
-        The body is written first, so no index row lacks its body.
+        """Begins to record one training step, its body first, and how long that took.
 
         Args:
-            step: step number, from 1.
-            figures: metrics by name.
             trees, table, rows, roles: see `rollout_table`.
             statistics: further inputs needed to recompute the step, as plain JSON, including
                 `phase`, `beta`, `state` (the estimator's, after the step) and `max_tokens`.
             path: path of the body.
-            pieces: converts token ids to the text of each token.
         """
 
         def write_rows(body: Mapping[str, Any] | None) -> None:
@@ -119,9 +112,7 @@ class Recorder:
 
         Args:
             records: one per scheme, at least one, all of the same step.
-            samples: what the records were built from.
             label: "step" or "after".
-            path: path of the body.
         """
         results, step = self._registry.results, records[0].step
         sha256, _ = write_body(path, probe_table(samples))

@@ -2,8 +2,7 @@
 
 Nested lists keep a tree together: `segments` as sampled and scored, `rows` as trained. Per-token
 lists of a row start at token `start` and cover its own tokens and those between them; a null list
-means that the step has no such stream. The table suffices to recompute the step's credit:
-`rlx.record.rollouts` reads it back.
+means that the step has no such stream. The table suffices to recompute the step's credit.
 """
 
 import json
@@ -97,13 +96,6 @@ class TrainedRows:
         tensors = {name: self.tokens.get(name) for name in TOKEN_COLUMNS}
         return {n: None if tensor is None else tensor.numpy() for n, tensor in tensors.items()}
 
-    @cached_property
-    def _scores(self) -> list[dict[str, float | None]]:
-        columns = [values.tolist() for values in self.scores.values()]
-        if not columns:
-            return [{} for _ in self.places]
-        return [dict(zip(self.scores, row, strict=True)) for row in zip(*columns, strict=True)]
-
     def record(self, row: int) -> RowRecord:
         """One row as a record of the schema."""
         _, segment, parent, kind, level = self.places[row]
@@ -125,8 +117,7 @@ class TrainedRows:
         return cast("RowRecord", record)
 
     def get_row_scores(self, row: int) -> dict[str, float | None]:
-        """The scores of one row, by name."""
-        return dict(self._scores[row])
+        return {name: values[row].item() for name, values in self.scores.items()}
 
 
 def rollout_table(
@@ -136,12 +127,9 @@ def rollout_table(
     roles: Sequence[Role] | None = None,
     pieces: Pieces | None = None,
 ) -> pa.Table:
-    """Builds the table of a step: sampled trees, their rewards, and the trained rows.
+    """Builds the table of a step: all sampled trees, their rewards, and the trained rows.
 
     Args:
-        trees: all trees, including those without trained rows.
-        rewards: rewards of the trees.
-        rows: the trained rows.
         roles: role of each tree; None means that all were trained on.
         pieces: converts token ids to the text of each token; None leaves the texts out.
     """
@@ -261,14 +249,11 @@ def rollout_index(
 
 @dataclass(frozen=True, eq=False)
 class StoredStep:
-    """One recorded step.
+    """One recorded step: its trees, why each was sampled, and their rewards.
 
     Attributes:
-        trees: all trees, including those without trained rows.
-        rewards: rewards of the trees.
         rows: trained rows, in the order of `list_batch_rows`; T is that of the batch. Tensors are 0
             for tokens that were not stored; `own` marks the stored ones.
-        roles: why each tree was sampled.
     """
 
     trees: tuple[RolloutTree, ...]
@@ -279,9 +264,6 @@ class StoredStep:
 
 def read_step(table: pa.Table) -> StoredStep:
     """Rebuilds a step from its body, bit for bit.
-
-    Args:
-        table: made by `rollout_table` and read by `rlx_registry.read_body`.
 
     Raises:
         RegistryError: the columns differ, because another version of rlx wrote the table.

@@ -38,12 +38,18 @@ class TensorboardTracker(Tracker):
         from tensorboard.plugins.hparams.summary_v2 import hparams_pb
         from tensorboard.plugins.text.summary_v2 import text_pb
 
+        from rlx.spec.reading import list_leaf_values
+
         self._folder = self._locate(run)
         self._folder.mkdir(parents=True, exist_ok=True)
         older = self._list_files()
         number = int(older[-1].name.split(".")[3]) + 1 if older else 1
         at = run.began or run.created
         yaml = f"```yaml\n{run.yaml}\n```"
+        parameters = {
+            path: value if isinstance(value, bool | int | float) else str(value)
+            for path, value in list_leaf_values(run.settings)
+        }
         begun = self._folder / ".begun"  # no event file, until it is whole
         begun.unlink(missing_ok=True)
         _write_events(
@@ -51,7 +57,7 @@ class TensorboardTracker(Tracker):
             [
                 Event(wall_time=at, file_version="brain.Event:2"),
                 Event(wall_time=at, session_log=SessionLog(status=SessionLog.START)),
-                Event(wall_time=at, summary=hparams_pb(_list_parameters(run), run.id, at)),
+                Event(wall_time=at, summary=hparams_pb(parameters, run.id, at)),
                 Event(wall_time=at, summary=text_pb("rlx/spec.yaml", yaml)),
             ],
         )
@@ -121,16 +127,6 @@ def _write_events(file: Path, events: Iterable[Any]) -> None:
         writer = RecordWriter(stream)
         for event in events:
             writer.write(event.SerializeToString())
-
-
-def _list_parameters(run: TrackedRun) -> dict[str, bool | int | float | str]:
-    """The values of the resolved experiment, in the types that TensorBoard compares."""
-    from rlx.spec.reading import list_leaf_values
-
-    return {
-        path: value if isinstance(value, bool | int | float) else str(value)
-        for path, value in list_leaf_values(run.settings)
-    }
 
 
 def _build_picture(file: Path, tag: str) -> Any:

@@ -41,14 +41,8 @@ T = TypeVar("T")
 def retry_registry_call(
     ask: Callable[[], T], patience: float = OUTAGE_TIME_LIMIT, clock: Clock = CLOCK
 ) -> T:
-    """Calls `ask`, with retries while the registry is unavailable.
-
-    A full or read-only disk is not retried, because waiting does not fix it.
-
-    Raises:
-        DatabaseUnavailableError: the registry was unavailable for `patience` seconds.
-        DatabaseUnwritableError: the disk is full or read-only.
-    """
+    """Calls `ask`, with retries while the registry is unavailable, for `patience` seconds. A full
+    or read-only disk is not retried, because waiting does not fix it."""
     until, pause = clock.now() + patience, 0.25
     while True:
         try:
@@ -112,14 +106,12 @@ def list_deleting_trackers(run: RunRecord) -> list[str]:
 class _UnusableTracker(Tracker):
     def __init__(self, kind: str, error: Exception) -> None:
         self.title = kind
-        super().__init__(None)
-        self._error = error
+        super().__init__(error)
 
-    def open_run(self, run: TrackedRun) -> int | None:
-        raise self._error
+    def open_run(self, run: TrackedRun) -> Any:
+        raise self.settings
 
-    def has_run(self, run: TrackedRun) -> bool:
-        raise self._error
+    has_run = open_run
 
 
 def read_tracked_run(registry: Registry, run_id: str) -> TrackedRun:
@@ -164,8 +156,7 @@ def build_tracked_run(
 
 
 def make_legal_key(name: str) -> str:
-    """Converts the name of a metric or parameter to one that every tracker accepts: `pass@8` to
-    `pass_at_8`."""
+    """Converts a name to one that every tracker accepts: `pass@8` to `pass_at_8`."""
     plain = re.sub(r"[^A-Za-z0-9_\-./ :]", "_", name.replace("@", "_at_"))
     parts = [part for part in plain.split("/") if part not in ("", ".", "..")]
     return "/".join(parts)[:KEY_LIMIT] or "_"
@@ -223,8 +214,8 @@ def describe_error(tracker: Tracker, error: Exception) -> str:
 
 
 def list_tracker_pages(run: RunRecord) -> dict[str, str]:
-    """Returns the addresses or commands that show a run, by kind of tracker; MLflow, which has
-    pages of several runs too, excepted."""
+    """Returns the addresses or commands that show a run, by kind of tracker but MLflow, which has
+    pages of several runs too."""
     others = {k: one for k, one in list_tracker_settings(run).items() if k != "mlflow"}
     if not others:
         return {}
@@ -249,12 +240,6 @@ class RunSender:
 
     Methods raise `TrackerUnavailableError` if the tracker fails, whatever it raises, and
     `rlx_registry.RegistryDatabaseError` if the registry does.
-
-    Args:
-        registry: open for writing.
-        run_id: id of the run.
-        kind: of the tracker, which names its cursor in the registry.
-        tracker: where it is sent.
     """
 
     def __init__(self, registry: Registry, run_id: str, kind: str, tracker: Tracker) -> None:
@@ -276,12 +261,12 @@ class RunSender:
             sent = self._send(more)
             run = read_tracked_run(self._registry, self._run_id)
             made = self._registry.results.artifacts(self._run_id)
-            done, folder = self._get_cursor("files"), run.folder or Path()
+            done, folder = self._get_cursor("-files"), run.folder or Path()
             files = [(folder / one.path, one.path) for one in made if one.seq > done]
             with self._call_tracker():
                 self.tracker.finish(run, files)
-            self._set_cursor("files", max((one.seq for one in made), default=0))
-            self._set_cursor("end", changes)
+            self._set_cursor("-files", max((one.seq for one in made), default=0))
+            self._set_cursor("-end", changes)
             return sent
 
     def catch_up(self) -> int:
@@ -291,13 +276,11 @@ class RunSender:
 
     @property
     def is_behind(self) -> bool:
-        """Whether a run has ended but its tracker was not sent the end, a group or metrics.
-
-        A running run is sent by its own supervisor, so it is never behind. Reads the registry only.
-        """
+        """Whether a run has ended but its tracker was not sent the end, a group or metrics: a
+        running one is sent by its own supervisor. Reads the registry only."""
         if self._registry.run(self._run_id).effective_status not in ENDED:
             return False
-        return self._get_cursor("end") != self._count_changes() or bool(self._read_rows(1))
+        return self._get_cursor("-end") != self._count_changes() or bool(self._read_rows(1))
 
     def has_run(self) -> bool:
         """Whether the tracker still has the run, which has ended."""
@@ -316,7 +299,7 @@ class RunSender:
             with self._call_tracker():
                 has = self.tracker.open_run(run)
             if has is not None:
-                for of, seq in (("", has), ("files", 0), ("end", 0)):
+                for of, seq in (("", has), ("-files", 0), ("-end", 0)):
                     self._set_cursor(of, seq)
             self._started = run.attempt
 
@@ -324,7 +307,13 @@ class RunSender:
         """Sends the rows after the cursor, and `more`, which has no cursor."""
         sent = 0
         while rows := self._read_rows(ROWS_AT_ONCE) or more:
-            if not self._add_points(rows):
+            points = [
+                TrackedPoint(row.seq, make_legal_key(row.name), row.step, row.value, row.at)
+                for row in rows
+            ]
+            with self._call_tracker():
+                are_kept = self.tracker.add_points(points)
+            if not are_kept:
                 self._start(again=True)
                 return self._send(more)
             if rows is more:
@@ -332,15 +321,6 @@ class RunSender:
             self._set_cursor("", rows[-1].seq)
             sent += len(rows)
         return sent
-
-    def _add_points(self, rows: Sequence[MetricRow]) -> bool:
-        with self._call_tracker():
-            return self.tracker.add_points(
-                [
-                    TrackedPoint(row.seq, make_legal_key(row.name), row.step, row.value, row.at)
-                    for row in rows
-                ]
-            )
 
     @contextmanager
     def _call_tracker(self) -> Iterator[None]:
@@ -381,12 +361,10 @@ class RunSender:
         return self._registry.results.metric_rows_after(self._run_id, cursor, limit)
 
     def _get_cursor(self, of: str) -> int:
-        name = f"{self.kind}-{of}" if of else self.kind
-        return self._registry.results.mirror_cursor(self._run_id, name)
+        return self._registry.results.mirror_cursor(self._run_id, f"{self.kind}{of}")
 
     def _set_cursor(self, of: str, seq: int) -> None:
-        name = f"{self.kind}-{of}" if of else self.kind
-        self._registry.results.set_mirror_cursor(self._run_id, name, seq)
+        self._registry.results.set_mirror_cursor(self._run_id, f"{self.kind}{of}", seq)
 
     @contextmanager
     def _lock(self) -> Iterator[None]:
@@ -410,12 +388,10 @@ class TrackerThreads:
     """Send a run's records until it has ended and its trackers have all, or stay unreachable.
 
     One for each tracker, so that one that is away or slow holds up no other. They are daemons, so a
-    server that hangs does not keep the supervisor. Ending them at any moment is safe, like a kill:
-    the cursor in the registry follows what a tracker has confirmed.
+    server that hangs does not keep the supervisor. Ending them at any moment is safe, like a kill.
 
     Args:
         url: of the registry, without a fencing token: the threads send whatever is recorded.
-        run_id: id of the run.
         trackers: settings of the run's trackers, by kind.
         has_room: false once the disk has been full, on which a tracker's store may be too.
         clock: by which they wait between two tries of the end.
@@ -502,11 +478,8 @@ def open_senders(registry: Registry, run: RunRecord) -> list[RunSender]:
 
 
 def update_trackers(registry: Registry, run: RunRecord, report: Report = log_report) -> None:
-    """Sends trackers what was added to a run that has ended.
-
-    A run that has not ended is sent by its supervisor. If a tracker is unreachable, a warning is
-    reported; the registry keeps the records.
-    """
+    """Sends trackers what was added to a run that has ended; one that has not is sent by its
+    supervisor. An unreachable tracker is a warning."""
     if run.status not in ENDED:
         return
     for sender in open_senders(registry, run):

@@ -1,10 +1,9 @@
 """Weights & Biases as a tracker: a run of it for each attempt, or a store for `wandb sync`.
 
 W&B cannot change a value, and numbers the rows of a history itself. Those numbers are `seq` of the
-registry, and the training step is a metric of its own, `step`, over which it draws all others. So
-any value may come at any time, and W&B knows how far it has come. A resumed run may repeat steps,
-with other values: its offline store is written anew, and online it is another run of W&B, with all
-values; the earlier one stays.
+registry, and the training step is a metric of its own, `step`. So any value may come at any time,
+and W&B knows how far it has come. A resumed run may repeat steps, with other values: its offline
+store is written anew, and online it is another run of W&B; the earlier one stays.
 
 W&B is imported only when something is sent.
 """

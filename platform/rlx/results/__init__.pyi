@@ -25,12 +25,11 @@ from .export import export_model, push_model, write_card
 from .models import ModelTrial, OpenModel, TrainedModel, open_served_model, try_model
 from .other_tools import ToolEvaluation, evaluate_with
 from .requests import EvaluationRequest, ProbeRequest, RescoreRequest
-from .rescoring import ChangedRow, Rescoring, rescore
+from .rescoring import Rescoring, rescore
 from .stored_steps import StepAccounts, load_step_accounts, select_rollout_steps
 
 __all__ = [
     "AuditReport",
-    "ChangedRow",
     "Comparison",
     "ComparisonRow",
     "EvaluationRequest",

@@ -1,7 +1,7 @@
 """Check a run's records: rewards, masks and credit must follow from the stored rollouts.
 
 Each figure is recomputed from the stored scores, mask and streams, never from other stored results,
-so a wrong figure is reported under its own name. The run is not modified.
+so a wrong figure is reported under its own name.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -60,13 +60,10 @@ class Violation:
     """A stored value that differs from the expected one.
 
     Attributes:
-        step: step of the run, from 1.
-        tree: tree of the step.
         row: row of the step's batch; None if the item was not trained on.
         turn: turn number, from 1; None if the figure belongs to no turn.
         token: position in the row, 0 for the prompt's first token; None if it belongs to no token.
         what: name of the figure, such as "advantages" or "reward accuracy".
-        stored, expected: the stored and the expected value.
     """
 
     step: int
@@ -81,16 +78,8 @@ class Violation:
 
 @dataclass
 class IdentityTally:
-    """Results of one identity over all steps.
-
-    Attributes:
-        name: name of the identity.
-        says: what must hold.
-        unit: what `checked` counts.
-        checked: number of items checked; 0 if the run has none.
-        violated: number of violations.
-        first: the first violations.
-    """
+    """Results of one identity over all steps: what must hold, what was checked in which unit, and
+    the first violations."""
 
     name: str
     says: str
@@ -111,9 +100,6 @@ class AuditReport:
     """Result of checking a run.
 
     Attributes:
-        run: id of the run.
-        steps: the steps checked.
-        tallies: one per identity.
         unchecked: what could not be checked, and why.
         notes: other remarks, such as a plugin that has changed since the run.
     """
@@ -140,8 +126,6 @@ def check_run(
     """Checks the stored steps of a run, and that its files are the recorded ones.
 
     Args:
-        registry: registry that holds the run.
-        run: a run with a folder.
         step: the only step to check; None checks all that are stored.
         show: called with the progress, in steps and probes.
 
@@ -183,11 +167,7 @@ def check_run(
             _load_body(folder, at, path, sha256, tallies["bodies"])
             show(next(done), len(steps) + len(probes))
     return AuditReport(
-        run=run.id,
-        steps=tuple(steps),
-        tallies=tuple(tallies.values()),
-        unchecked=tuple(unchecked),
-        notes=tuple(notes),
+        run.id, tuple(steps), tuple(tallies.values()), tuple(unchecked), tuple(notes)
     )
 
 
@@ -206,12 +186,8 @@ def _load_body(
 def _build_phase(
     spec: ExperimentSpec, name: str, run: RunRecord
 ) -> tuple[PhaseSetup, list[str], list[str]]:
-    """Builds the phase called `name`.
-
-    Returns:
-        The setup with the rewards that can be scored on this machine, what is not checked for lack
-        of the others, and what has become of the plugins.
-    """
+    """Builds a phase with the rewards that can be scored here; returns it, what is not checked for
+    lack of the others, and what has become of the plugins."""
     phases = {phase.name: phase for phase in spec.phases}
     here, unchecked = _drop_unscorable_rewards(spec.resolve_phase_spec(phases[name]))
     plugins = resolve_plugins(here)
@@ -229,7 +205,6 @@ def _build_phase(
 
 
 def _drop_unscorable_rewards(spec: ExperimentSpec) -> tuple[ExperimentSpec, list[str]]:
-    """The spec without the rewards whose plugins cannot be used here, and a reason for each."""
     lost: dict[str, str] = {}
     for name, use in [*spec.rewards.turn.items(), *spec.rewards.global_.items()]:
         try:
@@ -256,13 +231,8 @@ def check_step(
     """Checks one stored step.
 
     Args:
-        step: its number.
-        stored: the step as read from disk.
-        setup: setup of its phase, from the run's spec.
-        statistics: what the step recorded beside its rollouts: `beta`, the β of KL in the reward;
-            `state_before`, the estimator state carried over from the previous step; `max_tokens`,
-            the token budget of each kind of turn.
-        pool: workers that score rewards.
+        setup: of its phase, from the run's spec.
+        statistics: see `credit_stored_rows`.
         tallies: what the results are added to, by names of `IDENTITIES`.
     """
     stored_rows, mask = stored.rows, stored.rows.tokens["mask"]
@@ -286,15 +256,7 @@ def check_step(
     tokens = int(stored_rows.own.sum())
     expected = setup.mask(scored.batch)
     _compare(tallies["masks"], step, scored, "mask", (mask, expected), tokens, exact=True)
-    train, _ = credit_stored_rows(
-        step,
-        stored,
-        scored,
-        setup,
-        beta=statistics["beta"],
-        state=statistics["state_before"],
-        max_tokens=statistics["max_tokens"],
-    )
+    train, _ = credit_stored_rows(step, stored, scored, setup, statistics)
     recomputed, learning = build_trained_rows(train), int(mask.sum())
     # Bit for bit where no sum depends on threads and no exponential on the CPU.
     plain_kl = setup.spec.credit.kl_penalty not in ("k3", "low_var_kl")
@@ -395,10 +357,8 @@ def _rescore(
 def _compare_entries(
     name: str, then: RewardEntry | None, now: RewardEntry | None
 ) -> Iterable[tuple[str, Value, Value]]:
-    """Yields the differences between a stored score and a new one: name, stored, expected.
-
-    Reasons are sentences of a plugin, and may be other ones in a later version.
-    """
+    """Yields name, stored and expected value of what differs; reasons may differ between versions
+    of a plugin."""
     if then is None or now is None or (then.raw, then.status) != (now.raw, now.status):
         yield f"reward {name}", _describe_entry(then), _describe_entry(now)
     elif dict(then.parts) != dict(now.parts):

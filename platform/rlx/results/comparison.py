@@ -1,8 +1,5 @@
 """Compares recipes: how their experiments differ, and their metrics over seeds; and the settings in
-which two runs or experiment files differ.
-
-Only evaluations with the same settings are averaged.
-"""
+which two runs or experiment files differ."""
 
 import json
 import math
@@ -59,13 +56,8 @@ Evaluations = dict[str, list[EvaluationRecord]]
 
 @dataclass(frozen=True, slots=True)
 class Exclusion:
-    """A run that no recipe contains, or an evaluation with other settings than most of its suite.
-
-    Attributes:
-        suite: suite of the evaluation; None for a whole run.
-        run: id of the run.
-        why: the reason.
-    """
+    """A run that no recipe contains; or its evaluation of a `suite`, made with other settings than
+    most."""
 
     suite: str | None
     run: str
@@ -100,15 +92,8 @@ def select_newest_runs(runs: Sequence[RunRecord]) -> dict[int, RunRecord]:
 def select_comparable_evaluations(
     runs: Sequence[RunRecord], evaluations: Evaluations
 ) -> tuple[Evaluations, tuple[Exclusion, ...]]:
-    """Selects the evaluations that have the most common settings of their suite.
-
-    Args:
-        runs: in order of precedence: on a tie, the settings of the earliest run win.
-        evaluations: by run id, at most one per suite.
-
-    Returns:
-        The evaluations that were kept, by run id, and those that were excluded.
-    """
+    """Selects the evaluations that have the most common settings of their suite; on a tie, those of
+    the earliest run. Returns also those that were excluded."""
     ways: dict[str, dict[str, dict[str, Any]]] = {}
     for run in runs:
         for one in evaluations[run.id]:
@@ -130,14 +115,10 @@ def select_comparable_evaluations(
         for run_id, way in found.items():
             if way == usual:
                 continue
+            why = "its settings, or those of the others, are not recorded"
             if way and usual:
-                differ = (
-                    f"{n} {way[n]} instead of {usual[n]}" for n in usual if way[n] != usual[n]
-                )
-                why = ", ".join(differ)
-            else:
-                whose = "its" if usual else "the others'"
-                why = f"{whose} settings are not recorded"
+                differ = (n for n in way if way[n] != usual[n])
+                why = ", ".join(f"{n} {way[n]} instead of {usual[n]}" for n in differ)
             left.append(Exclusion(name, run_id, why))
     out = {(one.suite, one.run) for one in left}
     kept = {
@@ -152,7 +133,6 @@ class ComparedRecipe:
 
     Attributes:
         label: "A", "B", ... in the order of the arguments.
-        digest: digest of the experiment.
         name: the experiment's name in the first run.
         runs: run id by seed; the newest run where a seed has several.
         values: value of each seed, by suite and metric.
@@ -185,7 +165,7 @@ class ComparisonRow:
 
     @property
     def p_holm(self) -> list[float | None]:
-        """p-value of each difference, corrected for the number of recipes of this metric."""
+        """p-value of each difference, corrected for the number of recipes."""
         return correct_p_values([None if gap is None else gap.p for gap in self.differences])
 
     @property
@@ -212,10 +192,7 @@ class ComparisonRow:
 def _name_gap(
     prefix: str, gap: SeedDifference | ProblemDifference | None, p_holm: float | None
 ) -> dict[str, float | None]:
-    values: tuple[float | None, ...] = (None,) * 4
-    if gap is not None:
-        over = gap.over if isinstance(gap, SeedDifference) else gap
-        values = (over.mean, over.low, over.high, gap.p)
+    values = (None,) * 4 if gap is None else (gap.mean, gap.low, gap.high, gap.p)
     names = ("difference", "difference_low", "difference_high", "p", "p_holm")
     return {f"{prefix}{name}": v for name, v in zip(names, (*values, p_holm), strict=True)}
 
@@ -244,17 +221,17 @@ class Comparison:
 
     @property
     def labels(self) -> list[str]:
-        """Labels of the recipes."""
         return [recipe.label for recipe in self.recipes]
 
-    def to_frame(self) -> "pd.DataFrame":
-        """Returns a frame with one row per suite, metric and recipe.
+    def list_records(self) -> list[dict[str, Any]]:
+        """Returns a flat record per suite, metric and recipe; differences are from the first."""
+        return [one for row in self.rows for one in row.list_records(self.labels)]
 
-        Differences are from the first recipe; None where there is none.
-        """
+    def to_frame(self) -> "pd.DataFrame":
+        """Returns a frame with the rows of `list_records`."""
         import pandas as pd
 
-        return pd.DataFrame([one for row in self.rows for one in row.list_records(self.labels)])
+        return pd.DataFrame(self.list_records())
 
 
 def compare_recipes(registry: Registry, names: Sequence[str]) -> Comparison:
@@ -316,10 +293,8 @@ def compare_recipes(registry: Registry, names: Sequence[str]) -> Comparison:
 
 
 def find_named_runs(registry: Registry, names: Sequence[str]) -> list[RunRecord]:
-    """Returns the runs of ids, groups and experiments, each once, in the order of the arguments.
-
-    The runs of a group come in the order in which they joined it, those of an experiment oldest
-    first.
+    """Returns the runs of ids, groups and experiments, each once, in the order of the arguments;
+    those of a group as they joined it, those of an experiment oldest first.
 
     Raises:
         NotFoundError: there is no run with this id.
@@ -408,12 +383,8 @@ Flat = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class DiffSide:
-    """Everything that determines the results of a run.
-
-    Attributes:
-        name: a run id, or a file.
-        sections: values by dotted path, for each of `SECTIONS`.
-    """
+    """Everything that determines the results of a run: values by dotted path, for each of
+    `SECTIONS`."""
 
     name: str
     sections: Mapping[str, Flat]
@@ -506,25 +477,9 @@ def build_comparison_json(found: Comparison) -> dict[str, Any]:
             for r in found.recipes
         ],
         "spec": {path: list(values) for path, values in found.spec.items()},
-        "figures": [
-            {k: v for k, v in asdict(row).items() if k != "by_problem"} | {"p_holm": row.p_holm}
-            for row in found.rows
-        ],
-        "by_problem": [
-            {
-                "suite": suite,
-                "differences": [
-                    {r.metric: asdict(gap) for r in rows if (gap := r.by_problem[n])} or None
-                    for n in range(len(found.recipes))
-                ],
-                "absent": absent,
-                "p_holm": {r.metric: r.by_problem_p_holm for r in rows if any(r.by_problem)},
-            }
-            for suite, absent in found.absent.items()
-            for rows in [[row for row in found.rows if row.suite == suite]]
-        ],
-        "left_out": [one.run for one in found.left],
-        "left_out_reasons": {one.run: one.why for one in found.left},
+        "figures": found.list_records(),
+        "not_by_problem": found.absent,
+        "left_out": {one.run: one.why for one in found.left},
         "mixtures": list(found.mixtures),
         "unlike": [asdict(one) for one in found.unlike],
     }
@@ -552,8 +507,8 @@ def build_comparison_tables(found: Comparison) -> Iterator[tuple[str, Table]]:
         cells = [
             [
                 row.metric,
-                *map(_format_seed_mean, row.means),
-                *map(_format_seed_difference, row.differences[1:], row.p_holm[1:]),
+                *map(_format_mean, row.means),
+                *map(_format_difference, row.differences[1:], row.p_holm[1:]),
             ]
             for row in own
         ]
@@ -567,7 +522,7 @@ def build_comparison_tables(found: Comparison) -> Iterator[tuple[str, Table]]:
             cells = [
                 [
                     row.metric,
-                    *map(_format_problem_difference, row.by_problem[1:], row.by_problem_p_holm[1:]),
+                    *map(_format_difference, row.by_problem[1:], row.by_problem_p_holm[1:]),
                 ]
                 for row in paired
             ]
@@ -620,26 +575,20 @@ def format_setting(value: Any) -> str:
     return "–" if value is None else value if isinstance(value, str) else json.dumps(value)
 
 
-def _format_seed_mean(mean: SeedMean | None) -> str:
+def _format_mean(mean: SeedMean | None) -> str:
     return "–" if mean is None else f"{mean.mean:.3f}{_format_interval(mean)}"
 
 
-def _format_seed_difference(gap: SeedDifference | None, p: float | None) -> str:
+def _format_difference(gap: SeedDifference | ProblemDifference | None, p: float | None) -> str:
     if gap is None or p is None:
         return "–"
-    return f"{gap.over.mean:+.3f}{_format_interval(gap.over, '+')} (p {p:.2g})"
+    return f"{gap.mean:+.3f}{_format_interval(gap, '+')} (p {p:.2g})"
 
 
-def _format_interval(mean: SeedMean, sign: str = "") -> str:
+def _format_interval(mean: SeedMean | ProblemDifference, sign: str = "") -> str:
     if mean.low is None or mean.high is None:
         return ""
     half = mean.high - mean.mean
-    if math.isclose(half, mean.mean - mean.low, abs_tol=1e-9):
+    if isinstance(mean, SeedMean) and math.isclose(half, mean.mean - mean.low, abs_tol=1e-9):
         return f" ± {half:.3f}"
     return f" [{mean.low:{sign}.3f}, {mean.high:{sign}.3f}]"
-
-
-def _format_problem_difference(gap: ProblemDifference | None, p: float | None) -> str:
-    if gap is None or p is None:
-        return "–"
-    return f"{gap.mean:+.3f} [{gap.low:+.3f}, {gap.high:+.3f}] (p {p:.2g})"

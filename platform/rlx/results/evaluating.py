@@ -2,7 +2,7 @@
 their reasoning, and records the results with its run.
 
 Finished batches of answers are cached in a folder, so an interrupted evaluation resumes where it
-stopped. Every problem has its own seeds, so the split into sessions does not change any answer.
+stopped. Every problem has its own seeds, so that changes no answer.
 """
 
 import gzip
@@ -11,6 +11,7 @@ import json
 import os
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -61,7 +62,7 @@ from rlx.run import (
 from rlx.spec import OWN_SUITE, ExperimentSpec, ProbeSpec, SetSpec, SuiteSpec
 from rlx.spec.reading import InvalidSpec, apply_overrides, label_refusal, read_suite
 from rlx.text import escape_unprintable, explain_write_errors
-from rlx_registry import RunRecord, write_body
+from rlx_registry import RunRecord, sync_to_disk, write_body
 
 OWN = "held_out"
 """Name of the experiment's own held-out set in the default suite."""
@@ -82,8 +83,7 @@ class SuiteEvaluation:
     Attributes:
         target: the model; the files of a checkpoint no longer exist.
         suite: the suite, with what the request changed.
-        answers: the scored answers of each set, by name.
-        figures: metrics of each set, by name.
+        answers, figures: the scored answers and the metrics of each set, by name.
         recorded: folder of the plots that were added to the run's records; None if nothing was.
     """
 
@@ -94,7 +94,7 @@ class SuiteEvaluation:
     recorded: Path | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """Returns the figures as plain JSON values, as `rlx eval --json` prints them."""
+        """Returns what `rlx eval --json` prints."""
         target = self.target
         return {
             "run": target.run.id if target.run else None,
@@ -111,11 +111,7 @@ class SuiteEvaluation:
                 yield {"set": name, **answer.to_json()}
 
     def draw_pictures(self, folder: Path) -> list[Path]:
-        """Draws reliability diagrams and risk-coverage curves as files of a folder.
-
-        Raises:
-            EnvironmentFault: the folder cannot be written.
-        """
+        """Draws reliability diagrams and risk-coverage curves as files of a folder."""
         outside = frozenset(n for n, s in self.suite.sets.items() if s.distribution == "out")
         with explain_write_errors(folder):
             return draw_suite(self.answers, self.figures, outside, folder)
@@ -132,18 +128,14 @@ def evaluate(
     """Answers and scores a suite; answers are cached, so an interrupted evaluation resumes.
 
     Args:
-        request: the model, and on which problems; a run stands for its exported model on its
-            experiment's own sets.
-        registry: URL of the registry of runs; None takes that of the command line.
+        request: a run stands for its exported model on its experiment's own sets.
         record: add the results and their plots to the records of the run that trained the model.
         show: called with the progress, in problems.
-        report: called with warnings.
 
     Raises:
         SpecError: the request does not fit the model, or there is no such run or checkpoint.
         InvalidSpec: the suite or an override is invalid.
-        EnvironmentFault: the model's files or the device are missing, or the run's folder cannot be
-            written.
+        EnvironmentFault: the model's files, the device or room on the disk are missing.
         RewardError: no answer of a set could be scored.
     """
     if not isinstance(request, EvaluationRequest):
@@ -164,20 +156,34 @@ def evaluate(
         folder = get_rlx_home() / "cache"
         if target.run:
             folder = locate_run_folder(target.run).root
-        answers = _answer_suite(target, spec, suite, sets, folder / "evaluations", show)
-    if empty := [name for name, own in answers.items() if not own]:
-        raise RewardError(f"no answer of set {empty[0]!r} could be scored: all were dropped")
-    figures = {
-        name: {
-            **compute_answer_metrics(own, seed=suite.seed),
-            "distribution": suite.sets[name].distribution,
-        }
-        for name, own in answers.items()
-    }
-    found = SuiteEvaluation(target, suite, answers, figures)
+        counts = {name: suite.sets[name].problems or suite.problems for name in sets}
+        answers: dict[str, list[ScoredAnswer]] = {}
+        before, total = 0, sum(counts.values())
+        with load_model(spec, target.model) as model:
+            mark = target.mark or compute_model_fingerprint(model.source)
+            for name, own in sets.items():
+                try:
+                    setup = build_setup(own)
+                    kept = folder / "evaluations" / _compute_answers_digest(setup, suite, mark)
+                    answers[name] = []
+                    for first in range(0, counts[name], BATCH):
+                        show(before + first, total, name)
+                        numbers = range(first, min(first + BATCH, counts[name]))
+                        answers[name] += _answer_batch(setup, suite, numbers, model, kept)
+                except SpecError as error:
+                    raise SpecError(f"set {name!r} of the suite: {error}") from error
+                before += counts[name]
+                show(before, total, name)
+    figures = {}
+    for name, found in answers.items():
+        if not found:
+            raise RewardError(f"no answer of set {name!r} could be scored: all were dropped")
+        figures[name] = compute_answer_metrics(found, seed=suite.seed)
+        figures[name]["distribution"] = suite.sets[name].distribution
+    evaluated = SuiteEvaluation(target, suite, answers, figures)
     if record and target.run is not None:
-        return replace(found, recorded=_record_evaluation(found, target.run, url, report))
-    return found
+        return replace(evaluated, recorded=_record_evaluation(evaluated, target.run, url, report))
+    return evaluated
 
 
 def _record_evaluation(found: SuiteEvaluation, run: RunRecord, url: str, report: Report) -> Path:
@@ -243,13 +249,8 @@ def build_requested_suite(
 def build_set_spec(
     target: TrainedModel, name: str, one: SetSpec, overrides: Sequence[str]
 ) -> ExperimentSpec:
-    """Returns the experiment with the changes of a set.
-
-    The warm start is removed, since the set's task may lack the demonstrations that it needs.
-
-    Raises:
-        SpecError: the changes of the set do not fit the experiment.
-    """
+    """Returns the experiment with the changes of a set, without the warm start, whose
+    demonstrations the set's task may lack."""
     changes = [f"{path}={json.dumps(value)}" for path, value in one.set.items()]
     model = target.document.tree.get("model")
     if isinstance(model, dict) and model.get("warm_start") is not None:
@@ -264,53 +265,14 @@ BATCH = 64
 """Problems that are answered, scored and cached together."""
 
 
-def _answer_suite(
-    target: TrainedModel,
-    spec: ExperimentSpec,
-    suite: SuiteSpec,
-    sets: Mapping[str, ExperimentSpec],
-    kept: Path,
-    show: ShowProgress,
-) -> dict[str, list[ScoredAnswer]]:
-    """Answers every set of a suite, reusing cached answers sampled with the same settings.
-
-    Args:
-        target: the model.
-        spec: provides runner and sampler; of its model section only the chat template is used.
-        suite: how many problems and answers.
-        sets: the experiment spec of each set, by name.
-        kept: cache folder of finished batches.
-        show: called with the progress, in problems.
-    """
-    counts = {name: suite.sets[name].problems or suite.problems for name in sets}
-    answers: dict[str, list[ScoredAnswer]] = {}
-    before, total = 0, sum(counts.values())
-    with load_model(spec, target.model) as model:
-        mark = target.mark or compute_model_fingerprint(model.source)
-        for name, own in sets.items():
-            try:
-                setup = build_setup(own)
-                folder = kept / _compute_answers_digest(setup, suite, mark)
-                answers[name] = []
-                for first in range(0, counts[name], BATCH):
-                    show(before + first, total, name)
-                    numbers = range(first, min(first + BATCH, counts[name]))
-                    answers[name] += _answer_batch(setup, suite, numbers, model, folder)
-            except SpecError as error:
-                raise SpecError(f"set {name!r} of the suite: {error}") from error
-            before += counts[name]
-            show(before, total, name)
-    return answers
-
-
 def _answer_batch(
     setup: PhaseSetup, suite: SuiteSpec, numbers: range, model: LoadedModel, folder: Path
 ) -> list[ScoredAnswer]:
-    """Answers some problems of a set, or reads their cached answers."""
     # The file name includes the batch size: raising the problem count resamples a partial batch.
     path = folder / f"{numbers.start:06d}_{len(numbers):03d}.json.gz"
-    if (kept := _load_answer_batch(path)) is not None:
-        return kept
+    with suppress(OSError, EOFError, zlib.error, ValueError, TypeError, LookupError):
+        kept = json.loads(gzip.decompress(path.read_bytes()))
+        return [ScoredAnswer.from_json(record) for record in kept]
     fit = build_prompt_fit(model.policy, setup)
     try:
         drawn, seeds = draw_held_out_problems(fit, setup.task, suite.seed, numbers, "evaluation")
@@ -329,13 +291,17 @@ def _answer_batch(
         replace(answer, problem=drawn.numbers[answer.problem])
         for answer in read_answers(plan, trees, table, setup.spec.evaluation.correct)
     ]
-    _save_answer_batch(path, json.dumps([answer.to_json() for answer in batch]))
+    text = json.dumps([answer.to_json() for answer in batch])
+    path.parent.mkdir(parents=True, exist_ok=True)
+    aside = path.with_name(f"{path.name}.{os.getpid()}")
+    aside.write_bytes(gzip.compress(text.encode(), mtime=0))
+    sync_to_disk(aside)
+    aside.replace(path)
     return batch
 
 
 def _compute_answers_digest(setup: PhaseSetup, suite: SuiteSpec, mark: str) -> str:
-    """Digest of everything that determines an answer: the model, the set's spec, the plugins' code
-    and data, and the sampling settings; and of what is stored of it."""
+    """Digest of everything that determines an answer, and of what is stored of it."""
     spec, plugins = setup.spec.dump_resolved(), resolve_plugins(setup.spec)
     sections = ("task", "rollout", "rewards", "sampler", "evaluation")
     settings = {name: spec[name] for name in sections}
@@ -349,38 +315,15 @@ def _compute_answers_digest(setup: PhaseSetup, suite: SuiteSpec, mark: str) -> s
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def _load_answer_batch(path: Path) -> list[ScoredAnswer] | None:
-    """Reads a cached batch; None if it is missing, or damaged and thus answered again."""
-    try:
-        kept = json.loads(gzip.decompress(path.read_bytes()))
-        return [ScoredAnswer.from_json(record) for record in kept]
-    except (OSError, EOFError, zlib.error, ValueError, TypeError, LookupError):
-        return None
-
-
-def _save_answer_batch(path: Path, text: str) -> None:
-    """Writes a batch atomically."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    aside = path.with_name(f"{path.name}.{os.getpid()}")
-    with aside.open("wb") as file:
-        file.write(gzip.compress(text.encode(), mtime=0))
-        file.flush()
-        os.fsync(file.fileno())
-    aside.replace(path)
-
-
 PROBE_SECTIONS = ("probe", "runner", "sampler", "seed")
 """Spec sections that may be overridden; the others define what was trained."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelProbe:
-    """A probed model.
+    """A probed model: every answer with its continuations, and a record per scheme.
 
     Attributes:
-        target: the model.
-        result: every answer with its continuations.
-        probes: one per scheme.
         recorded: suites that were added to the run's records.
     """
 
@@ -390,7 +333,7 @@ class ModelProbe:
     recorded: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """Returns the figures as plain JSON values, as `rlx eval --probe --json` prints them."""
+        """Returns what `rlx eval --probe --json` prints."""
         found = [compute_agreement(one.verbal) for one in self.probes]
         stated = next((asdict(one) for one in found if one is not None), None)
         return {
@@ -403,11 +346,7 @@ class ModelProbe:
         }
 
     def write_samples(self, path: Path) -> None:
-        """Writes every sample as Parquet.
-
-        Raises:
-            EnvironmentFault: the file cannot be written.
-        """
+        """Writes every sample as Parquet."""
         with explain_write_errors(path):
             write_body(path, probe_table(self.result))
 
@@ -416,9 +355,6 @@ class ModelProbe:
 
         Args:
             path: of a `.png`; an `.svg` is written beside it.
-
-        Raises:
-            EnvironmentFault: the file cannot be written.
         """
         with explain_write_errors(path):
             draw_probe_curves(self.probes, path)
@@ -438,16 +374,12 @@ def probe_model(
     """Cuts or alters a model's reasoning and samples its answers.
 
     Args:
-        request: the model, and how it is probed; a run stands for its exported model, probed as its
-            experiment says.
-        registry: URL of the registry of runs; None takes that of the command line.
+        request: a run stands for its exported model, probed as its experiment says.
         record: add the probes that the run lacks to its records.
         show: called with the progress, in problems.
-        report: called with what the run has already.
 
     Raises:
-        SpecError: the request does not fit the model, or no answer could be probed.
-        InvalidSpec: an override is invalid.
+        SpecError, InvalidSpec: the request does not fit the model, or no answer could be probed.
         EnvironmentFault: the model's files or the device are missing.
     """
     if not isinstance(request, ProbeRequest):

@@ -22,17 +22,11 @@ from rlx_registry import EvaluationRecord, Registry, RunRecord
 
 
 def export_model(registry: Registry, run: RunRecord, folder: Path, step: str | None) -> int:
-    """Writes a model of a run to a new folder.
+    """Writes a model of a run, which may go on, to a new folder; returns the step that it has.
 
     Args:
-        registry: the run's.
-        run: the run; it may go on.
-        folder: the new folder.
         step: of the checkpoint, or `latest`; None takes the newest, or the trained model of a
             finished run that keeps no checkpoints.
-
-    Returns:
-        The step after which the model was written.
 
     Raises:
         SpecError: the folder exists, or the checkpoint is not there, is damaged, or has weights or
@@ -92,17 +86,12 @@ COLUMNS = {
 def write_card(
     registry: Registry, run: RunRecord, step: int, folder: Path, *, with_data: bool
 ) -> None:
-    """Writes a card beside an exported model, with all that another home needs for its figures.
+    """Writes a card beside the model that was exported after `step`, with all that another home
+    needs for its figures.
 
     README.md is the card; experiment.yaml the resolved experiment, which names files of plugins
-    that lie beside it; figures.json all evaluations, and digests of plugins and data.
-
-    Args:
-        registry: the run's.
-        run: the run.
-        step: the step after which the model was exported.
-        folder: of the model.
-        with_data: also copy the data files of the experiment.
+    that lie beside it; figures.json all evaluations, and digests of plugins and data. `with_data`
+    also copies the data files of the experiment.
 
     Raises:
         EnvironmentFault: the folder cannot be written, or a kept plugin or a data file is gone.
@@ -270,14 +259,12 @@ def _write_figures(evaluations: Sequence[EvaluationRecord]) -> Iterator[str]:
     rows = [found for found in evaluations if _has_columns(found)]
     names = [name for name in COLUMNS if any(row.metrics.get(name) is not None for row in rows)]
     if rows:
-        from rlx.evaluation import compute_recorded_intervals  # brings the rewards
+        from rlx.evaluation import compute_intervals  # brings the rewards
 
         yield f"| set | when | answers | {' | '.join(COLUMNS[name] for name in names)} |"
         yield f"| --- | --- | ---: |{' ---: |' * len(names)}"
         for row in rows:
-            intervals = row.metrics.get("intervals") or compute_recorded_intervals(
-                row.payload or {}, names
-            )
+            intervals = row.metrics.get("intervals") or compute_intervals(row.payload or {}, names)
             cells = []
             for name in names:
                 value, interval = row.metrics.get(name), intervals.get(name)
@@ -307,18 +294,11 @@ def _say_when(found: EvaluationRecord) -> str:
 
 
 def push_model(folder: Path, name: str, *, private: bool) -> str:
-    """Uploads an exported model to the Hugging Face hub, or to the one that HF_ENDPOINT names.
-
-    Args:
-        folder: of the model.
-        name: of the repository, `OWNER/NAME`; it is made if it is not there.
-        private: whether a new repository is private.
-
-    Returns:
-        The address of the upload.
+    """Uploads an exported model to the Hugging Face hub, or to the one that HF_ENDPOINT names;
+    returns its address. The repository `OWNER/NAME` is made if it is not there.
 
     Raises:
-        SpecError: the name is none, or the hub refuses the upload, for instance without a token.
+        SpecError: the hub refuses the name or the upload, for instance without a token.
         EnvironmentFault: the hub cannot be reached, or a file cannot be read.
     """
     from huggingface_hub import HfApi

@@ -95,40 +95,34 @@ def open_target(
 
     Args:
         name: a run; or with `experiment`, a model's folder or its name on the hub.
-        experiment: file of a model's experiment; None for a run, which has its own.
-        url: URL of the registry of runs.
         step: step of one of the run's checkpoints, or `latest`; None for the exported model.
     """
     if experiment is not None:
         yield _find_model(name, experiment)
-    elif step is None:
-        yield _find_exported_model(name, url)
-    else:
-        with _open_checkpoint(name, step, url) as found:
-            yield found
-
-
-def _find_exported_model(name: str, url: str) -> TrainedModel:
-    run = _find_target_run(name, url)
-    model = locate_run_folder(run).model
-    if not (model / "config.json").is_file():
-        if run.status == "finished":
-            raise EnvironmentFault(f"{run.id} no longer has a model: {format_path(model)} is gone")
+        return
+    wrong = "is a folder" if Path(name).is_dir() else "is not a run" if "/" in name else ""
+    if wrong:
+        whose = "its model" if wrong == "is a folder" else "a model"
         raise SpecError(
-            f"{run.id} has not exported a model: it is {run.effective_status}, and a run exports "
-            "its model when it finishes"
+            f"{escape_unprintable(name)} {wrong}; name the experiment of {whose} with --spec FILE"
         )
-    return TrainedModel(run.id, _build_run_document(run), str(model), run)
-
-
-@contextmanager
-def _open_checkpoint(name: str, step: int | str, url: str) -> Iterator[TrainedModel]:
-    """Yields the model of a checkpoint, whose weights are written beside the run's files."""
-    run = _find_target_run(name, url)
     with open_registry(url) as registry:
+        run = registry.run(name)
         recorded = {c.step: c.sha256 for c in registry.results.checkpoints(run.id)}
-    folder = locate_run_folder(run)
-    spec = ExperimentSpec.from_record(run.spec)
+    folder, spec = locate_run_folder(run), ExperimentSpec.from_record(run.spec)
+    text = json.dumps(spec.dump_resolved(), indent=2)
+    document = parse_yaml_document(text, f"the experiment of {run.id}")
+    if step is None:
+        if not (folder.model / "config.json").is_file():
+            if run.status == "finished":
+                gone = format_path(folder.model)
+                raise EnvironmentFault(f"{run.id} no longer has a model: {gone} is gone")
+            raise SpecError(
+                f"{run.id} has not exported a model: it is {run.effective_status}, and a run "
+                "exports its model when it finishes"
+            )
+        yield TrainedModel(run.id, document, str(folder.model), run)
+        return
     with explain_write_errors(folder.root):
         place = tempfile.TemporaryDirectory(dir=folder.root, prefix=".rlx-eval-")
     with place as aside:
@@ -140,7 +134,7 @@ def _open_checkpoint(name: str, step: int | str, url: str) -> Iterator[TrainedMo
         except CheckpointError as error:
             raise SpecError(f"{run.id} at step {step}: {error}") from error
         mark = compute_manifest_digest(source)
-        yield TrainedModel(f"{run.id}@{at}", _build_run_document(run), str(model), run, at, mark)
+        yield TrainedModel(f"{run.id}@{at}", document, str(model), run, at, mark)
 
 
 def _find_model(name: str, file: Path) -> TrainedModel:
@@ -159,33 +153,10 @@ def _find_model(name: str, file: Path) -> TrainedModel:
     return TrainedModel(name, document, model, None)
 
 
-def _find_target_run(name: str, url: str) -> RunRecord:
-    wrong = "is a folder" if Path(name).is_dir() else "is not a run" if "/" in name else ""
-    if wrong:
-        model = "its model" if wrong == "is a folder" else "a model"
-        raise SpecError(
-            f"{escape_unprintable(name)} {wrong}; name the experiment of {model} with --spec FILE"
-        )
-    with open_registry(url) as registry:
-        return registry.run(name)
-
-
-def _build_run_document(run: RunRecord) -> YamlDocument:
-    recorded = ExperimentSpec.from_record(run.spec).dump_resolved()
-    return parse_yaml_document(json.dumps(recorded, indent=2), f"the experiment of {run.id}")
-
-
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A model that answers in this process, and the workers that score its answers.
-
-    Attributes:
-        policy: the model.
-        sampler: sampling engine with the model's weights.
-        pool: workers that score rewards.
-        source: where it was loaded from.
-        device: where it samples.
-    """
+    """A model that answers in this process, where it was loaded from, and the workers that score
+    it."""
 
     policy: Policy
     sampler: SamplingEngine
@@ -217,14 +188,7 @@ def load_model(spec: ExperimentSpec, model: str | None = None) -> Iterator[Loade
 def load_sampler(
     source: PretrainedModelSpec, runner: RunnerSpec, sampler: SamplerSpec, dtype: torch.dtype
 ) -> Iterator[tuple[Policy, SamplingEngine]]:
-    """Loads a pretrained model into this process, and starts an engine that samples from it.
-
-    Args:
-        source: the model.
-        runner: device, threads, and the engine's precision.
-        sampler: the engine.
-        dtype: of the loaded parameters.
-    """
+    """Loads a pretrained model into this process, and starts an engine that samples from it."""
     require_engine(sampler)
     device = _choose_device(runner)
     torch.set_num_threads(runner.threads)
@@ -261,14 +225,10 @@ FORWARD_STREAMS = ("reference_logprobs", "collision_probs", "values")
 
 @dataclass(frozen=True, slots=True)
 class StepSeconds:
-    """What a training step takes on this machine, in seconds by the clock, measured on a few
-    problems and multiplied up to those of a step.
+    """Seconds of a training step by the clock, measured on a few problems and multiplied up.
 
     Attributes:
-        phase: name of the phase.
         steps: steps of the phase.
-        sampling: of the step's rollouts.
-        scoring: by their rewards.
         update: the passes of the models over all tokens in the loss mask, and the steps of AdamW;
             None if they were not timed.
         untimed: why not; "" if they were.
@@ -298,12 +258,8 @@ class StepSeconds:
 
 @dataclass(frozen=True, slots=True)
 class ModelTrial:
-    """What a model does before it is trained.
-
-    Attributes:
-        contact: its answers in the first phase.
-        seconds: of a step of each phase.
-    """
+    """A model's answers in the first phase before it is trained, and the seconds of a step of each
+    phase."""
 
     contact: FirstContact
     seconds: tuple[StepSeconds, ...]
@@ -322,12 +278,8 @@ class ModelTrial:
 def try_model(spec: ExperimentSpec, prompts: int) -> ModelTrial:
     """Samples and scores rollouts of some training problems, and times the parts of a step.
 
-    The model is as it was trained elsewhere: a warm start and adapters are left out. Problems and
-    seeds are those of the first contact of a run.
-
-    Args:
-        spec: the experiment, whose model is pretrained.
-        prompts: number of problems.
+    Problems and seeds are those of the first contact of a run; a warm start and adapters are left
+    out.
 
     Raises:
         SpecError: the model is not pretrained, or does not fit the experiment.
@@ -356,11 +308,7 @@ def try_model(spec: ExperimentSpec, prompts: int) -> ModelTrial:
 def _try_phase(
     model: LoadedModel, phase: str, setup: PhaseSetup, prompts: int
 ) -> tuple[StepSeconds, Sequence[RolloutTree], RewardTable]:
-    """Answers and scores some problems.
-
-    Returns:
-        The seconds of a step without its update, the rollouts, and their rewards.
-    """
+    """Answers and scores some problems; the seconds are of a step without its update."""
     problems, seeds = draw_contact_problems(model.policy, setup, prompts)
     host = build_rollout_host(setup, model.pool, model.policy)
     began = time.perf_counter()
@@ -384,8 +332,7 @@ def _get_step_scale(setup: PhaseSetup, trees: Sequence[RolloutTree]) -> float:
 def _time_updates(
     model: LoadedModel, setup: PhaseSetup, trees: Sequence[RolloutTree], table: RewardTable
 ) -> float | None:
-    """Seconds of all passes of a step over its tokens, and of its optimizer steps; None if no token
-    learns."""
+    """Seconds of all passes of a step and of its optimizer steps; None if no token learns."""
     spec, needs = setup.spec, setup.needs
     needs_reward = spec.learns_from_rewards
     without = find_lost_rows(trees, table, needs_reward=needs_reward)
@@ -428,8 +375,6 @@ class OpenModel:
     """A model that answers requests.
 
     Attributes:
-        model: turns requests into tokens, and samples into texts.
-        engine: samples with its weights.
         max_rows: completions that the engine decodes together.
         folder: the model's folder, GGUF file, or name on the hub.
         run: the run that trained it, if one was named.
@@ -454,8 +399,7 @@ def open_served_model(
         name: `RUN`, the trained model of a run; `RUN@STEP` or `RUN@latest`, a checkpoint; or a
             model's folder, GGUF file, or name on the hub.
         overrides: `key=value` of the sections `runner` and `sampler`; a run has its own values.
-        url: URL of the registry of runs.
-        max_tokens: maximum length of a message whose request does not say it, in tokens.
+        max_tokens: length of a message whose request does not limit it.
 
     Raises:
         SpecError: there is no such run, model or checkpoint.
@@ -487,7 +431,10 @@ def open_served_model(
             chat = isinstance(own, PretrainedModelSpec) and own.chat_template
             source = PretrainedModelSpec(path=target.model, chat_template=chat)
             found, alias, run, at = target.name, name, target.run, target.step
-        settings = _read_settings(document, overrides)
+        document = apply_overrides(document, overrides)
+        tree = document.tree if isinstance(document.tree, dict) else {}
+        sections = {name: tree[name] for name in SERVED_SECTIONS if name in tree}
+        settings = validate_document_values(EngineSettings, sections, document)
         runner, sampler = settings.runner, settings.sampler
         dtype = getattr(torch, runner.dtype)
         policy, engine = stack.enter_context(load_sampler(source, runner, sampler, dtype))
@@ -502,11 +449,3 @@ def open_served_model(
             max_tokens=max_tokens,
         )
         yield OpenModel(model, engine, sampler.max_rows, source.path, run, at)
-
-
-def _read_settings(document: YamlDocument, overrides: Sequence[str]) -> EngineSettings:
-    """Returns the sections of a document that say how a model is sampled, with overrides."""
-    document = apply_overrides(document, overrides)
-    tree = document.tree if isinstance(document.tree, dict) else {}
-    own = {name: tree[name] for name in SERVED_SECTIONS if name in tree}
-    return validate_document_values(EngineSettings, own, document)

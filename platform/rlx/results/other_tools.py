@@ -1,7 +1,5 @@
-"""Evaluates a model with lm-eval or Inspect, over its OpenAI interface.
-
-The tool is a process of its own, in an interpreter that has it, since its packages need not fit
-those of rlx. What it finds is recorded beside rlx's own evaluations.
+"""Evaluates a model with lm-eval or Inspect, over its OpenAI interface, and records the figures
+with its run. The tool runs in an interpreter that has it: its packages need not fit those of rlx.
 """
 
 import json
@@ -46,8 +44,6 @@ class ToolEvaluation:
     """What a tool found.
 
     Attributes:
-        model: name of the model.
-        tool: the tool.
         figures: of each task, by name: `n` samples, `accuracy` (None if it has none), and each
             metric of the tool.
         recorded: id of the run among whose records the figures are; None if there is none.
@@ -74,17 +70,12 @@ def evaluate_with(
     record: bool = True,
     report: Report = log_report,
 ) -> ToolEvaluation:
-    """Serves a model to a tool that evaluates it.
+    """Serves a model to a tool that evaluates it, in the interpreter `python`.
 
     Args:
         tool_and_task: `lm_eval:TASK`, a name or a YAML file; or `inspect:FILE`, a Python file.
         target: as for `rlx serve`.
-        python: an interpreter that has the tool.
         limit: number of samples per task; None takes all.
-        overrides: `key=value` of the sections `runner` and `sampler`.
-        registry: URL of the registry of runs; None takes that of the command line.
-        record: add the figures to the records of the run that trained the model.
-        report: called with what is done.
 
     Raises:
         SpecError: there is no such tool, task's file, run, model or checkpoint.
@@ -188,10 +179,9 @@ def _read_lm_eval_figures(folder: Path) -> dict[str, dict[str, Any]]:
 
 
 def _build_inspect_command(task: str, name: str, folder: Path) -> list[str]:
-    """The command; what it imports from rlx is copied into the folder."""
     import rlx.evaluation
 
-    figures_of_rlx = Path(rlx.evaluation.__file__).parent
+    figures_of_rlx = Path(rlx.evaluation.__file__).parent  # the task imports them from the folder
     shutil.copy(figures_of_rlx / "inspect_metric.py", folder / "rlx_inspect.py")
     shutil.copy(figures_of_rlx / "calibration.py", folder / "calibration_of_rlx.py")
     command = ["inspect_ai", "eval", task, "--display", "plain"]
@@ -221,7 +211,6 @@ def _read_inspect_figures(folder: Path) -> dict[str, dict[str, Any]]:
 def _record(
     opened: OpenModel, tool: Tool, figures: Mapping[str, Any], url: str, report: Report
 ) -> str | None:
-    """Adds figures to the records of the run that trained the model; returns its id, if any."""
     run = opened.run
     if run is None:
         return None

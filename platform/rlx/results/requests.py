@@ -21,12 +21,7 @@ class OpenedRun(Protocol):
 
 
 def locate_target(target: str | OpenedRun, registry: str | None) -> tuple[str, str]:
-    """Returns the name of a target and the URL of the registry to look in: an opened run's own, or
-    the given one.
-
-    Raises:
-        SpecError: the target is something else.
-    """
+    """Returns the name of a target, and the URL of the registry to look in."""
     if isinstance(target, str):
         return target, get_registry_url(registry)
     if hasattr(target, "id") and hasattr(target, "registry"):
@@ -111,22 +106,17 @@ class RescoreRequest:
         experiment: file of the experiment whose rules are taken; None takes the run's own.
         overrides: `key=value` of the sections that are rules.
         steps: the steps; empty takes all that are stored.
-        rows: number of rows to keep token by token, those whose advantages change most.
     """
 
     run: str | OpenedRun
     experiment: Path | None = None
     overrides: tuple[str, ...] = ()
     steps: tuple[int, ...] = ()
-    rows: int = 1
 
 
 def check_sections(overrides: Iterable[str], free: Collection[str], reason: str) -> None:
-    """Checks that overrides change nothing but the sections of `free`.
-
-    Raises:
-        SpecError: one does; the message names it and ends with `reason`.
-    """
+    """Raises SpecError, which ends with `reason`, if an override changes a section other than
+    `free`."""
     fixed = sorted({o for o in overrides if o.partition("=")[0].split(".")[0] not in free})
     if fixed:
         raise SpecError(f"--set {escape_unprintable(fixed[0])}: {reason}")

@@ -1,7 +1,6 @@
-"""Recompute rewards, masks and advantages of stored rollouts, possibly under another experiment.
+"""Recompute rewards, masks and advantages of stored rollouts, possibly under other rules.
 
-Nothing is sampled, and the run is not modified. The run's own experiment reproduces every stored
-figure bit for bit. Another experiment shows what it would have changed for the same rollouts.
+Under the run's own experiment every stored figure is reproduced bit for bit.
 """
 
 import json
@@ -47,12 +46,9 @@ class RescoredStep:
     """One step as stored, and as recomputed.
 
     Attributes:
-        step: step number.
-        stored: the stored step.
         table: new rewards of all its trees.
         rows: recomputed rows: the stored rows that still have all their rewards.
         kept: `[B']` index of each of them among the stored rows.
-        setup: the setup that computed them.
     """
 
     step: int
@@ -60,7 +56,6 @@ class RescoredStep:
     table: RewardTable
     rows: TrainedRows
     kept: Tensor
-    setup: PhaseSetup
 
 
 @dataclass
@@ -121,62 +116,20 @@ class FigureChange:
                 self.turned += int((before.sign() * after.sign() < 0).sum())
 
 
-@dataclass(frozen=True, slots=True)
-class ChangedRow:
-    """A row whose advantages change.
-
-    Attributes:
-        gap: largest absolute change of an advantage in the row.
-        row: index of the row among the recomputed ones of the step.
-        found: the step.
-    """
-
-    gap: float
-    row: int
-    found: RescoredStep
-
-    @property
-    def number(self) -> int:
-        """Number of the row in the step as it is stored."""
-        return int(self.found.kept[self.row])
-
-    def list_tokens(self) -> list[dict[str, Any]]:
-        """Returns the stored and the recomputed values of the row's own tokens."""
-        found, row, stored, number = self.found, self.row, self.found.stored, self.number
-        tree, segment, *_ = stored.rows.places[number]
-        ids = stored.trees[tree].token_ids(segment)
-        lines = []
-        for position in found.rows.own[row].nonzero()[:, 0].tolist():
-            line: dict[str, Any] = {"position": position, "token": ids[position]}
-            for name in ("mask", "token_rewards", "advantages"):
-                old, new = stored.rows.tokens[name], found.rows.tokens[name]
-                line[name] = None if old is None else old[number, position].item()
-                line[f"new_{name}"] = None if new is None else new[row, position].item()
-            lines.append(line)
-        return lines
-
-
 @dataclass
 class Rescoring:
     """A rescored run.
 
     Attributes:
-        run: the run.
         notes: what has become of the run's plugins, if its own rules were used.
-        most: number of rows to keep.
-        steps: the rescored steps.
-        changes: what changes over all steps, by figure.
         left: trained rows that rescoring drops because one of their rewards is lost.
-        rows: the rows whose advantages change most, the largest change first.
     """
 
     run: RunRecord
     notes: tuple[str, ...] = ()
-    most: int = 1
     steps: list[int] = field(default_factory=list)
     changes: dict[str, FigureChange] = field(default_factory=dict)
     left: int = 0
-    rows: list[ChangedRow] = field(default_factory=list)
 
     @property
     def is_identical(self) -> bool:
@@ -184,21 +137,17 @@ class Rescoring:
         return not self.left and not any(c.changed for c in self.changes.values())
 
     def to_json(self) -> dict[str, Any]:
-        """Returns what changes as plain JSON values, as `rlx rescore --json` prints it."""
+        """Returns what `rlx rescore --json` prints."""
         return {
             "run": self.run.id,
             "steps": self.steps,
             "same": self.is_identical,
             "rows_left_out": self.left,
             "changes": [asdict(change) for change in self.changes.values()],
-            "rows": [
-                {"step": one.found.step, "row": one.number, "tokens": one.list_tokens()}
-                for one in self.rows
-            ],
         }
 
     def add_step(self, found: RescoredStep) -> None:
-        """Adds the changes of one step, and its rows among those that change most."""
+        """Adds the changes of one step."""
         self.steps.append(found.step)
         self.left += len(found.stored.rows.places) - len(found.kept)
         self.add_rewards(found.stored.rewards, found.table)
@@ -214,7 +163,6 @@ class Rescoring:
         for name in SCORES:
             one, other = before.scores[name][found.kept], found.rows.scores[name]
             self.changes.setdefault(name, FigureChange(name, "rows")).add(one, other, one != other)
-        self._keep_rows(found)
 
     def add_rewards(self, before: RewardTable, after: RewardTable) -> None:
         """Adds every named reward of every turn and rollout, trained on or not."""
@@ -237,28 +185,13 @@ class Rescoring:
                     change = self.changes.setdefault(what, FigureChange(what, "scores"))
                     change.add(was, now, differ)
 
-    def _keep_rows(self, found: RescoredStep) -> None:
-        old, new = found.stored.rows.tokens["advantages"], found.rows.tokens["advantages"]
-        if not self.most or old is None or new is None or not len(new):
-            return
-        gaps = (new - old[found.kept][:, : new.shape[1]]).abs().amax(dim=1)
-        worst = gaps.sort(descending=True)
-        for gap, row in zip(worst.values.tolist(), worst.indices.tolist(), strict=True):
-            if gap == 0 or (len(self.rows) == self.most and gap <= self.rows[-1].gap):
-                break
-            kept = [*self.rows, ChangedRow(gap, row, found)]
-            self.rows = sorted(kept, key=lambda one: -one.gap)[: self.most]
-
 
 def _rescore_steps(
     registry: Registry, run: RunRecord, spec: ExperimentSpec, steps: Sequence[int], *, own: bool
 ) -> Iterator[RescoredStep]:
-    """Recomputes stored steps in order.
-
-    Adaptive β and estimator state carry over from step to step, as in training. If the previous
-    step was not rescored, they start from the stored values, or from the initial values of `spec`
-    if it is not the run's own experiment.
-    """
+    """Recomputes stored steps in order. Adaptive β and estimator state carry over from step to
+    step; where the previous step was not rescored, they start from the stored values, or under
+    other rules anew."""
     controllers: ControllerState | None = None
     phases = {phase.name: phase for phase in spec.phases}
     build_phase = cache(lambda name: build_setup(spec.resolve_phase_spec(phases[name])))
@@ -277,46 +210,31 @@ def _rescore_steps(
                 controllers = ControllerState.resume(credit, statistics["beta"], states, 0)
             else:
                 controllers = ControllerState.begin(credit, controllers)
-            found, train = _rescore_step(
-                step, stored, setup, controllers, statistics["max_tokens"], pool
-            )
+            # Greedy baseline trees are scored apart from the others, as in training.
+            greedy = [t for t, role in enumerate(stored.roles) if role == "greedy"]
+            parts = [[t for t, role in enumerate(stored.roles) if role != "greedy"], greedy]
+            tables = [
+                score_rollouts([stored.trees[t] for t in part], setup.rewards, pool)
+                for part in parts
+            ]
+            table = RewardTable.merge_tables(tables, parts)
+            needs_reward = setup.spec.learns_from_rewards
+            lost = find_lost_rows(stored.trees, table, needs_reward=needs_reward)
+            scored = flatten_stored_rows(stored, setup, table, without=lost)
+            if scored is None:
+                raise ShapeError(f"step {step}: no row has all of its rewards")
+            recomputed = {}
+            if greedy:  # the score of the greedy answer to each row's prompt
+                trees = [greedy[t] for t in scored.batch.tree_ids.tolist()]
+                recomputed["greedy_scores"] = compute_answer_scores(stored.trees, table, trees)
+            inputs = {
+                "beta": controllers.kl.beta,
+                "state_before": controllers.states.get(estimator, {}),
+                "max_tokens": {**statistics["max_tokens"], **setup.max_tokens},
+            }
+            train, kept = credit_stored_rows(step, stored, scored, setup, inputs, recomputed)
             controllers, last = controllers.after(train, setup.spec, with_critic=False), step
-            yield found
-
-
-def _rescore_step(
-    step: int,
-    stored: StoredStep,
-    setup: PhaseSetup,
-    controllers: ControllerState,
-    max_tokens: Mapping[str, int],
-    pool: RewardPool,
-) -> tuple[RescoredStep, TrainBatch]:
-    # Greedy baseline trees are scored apart from the others, as in training.
-    greedy = [t for t, role in enumerate(stored.roles) if role == "greedy"]
-    parts = [[t for t, role in enumerate(stored.roles) if role != "greedy"], greedy]
-    tables = [score_rollouts([stored.trees[t] for t in p], setup.rewards, pool) for p in parts]
-    table = RewardTable.merge_tables(tables, parts)
-    needs_reward = setup.spec.learns_from_rewards
-    lost = find_lost_rows(stored.trees, table, needs_reward=needs_reward)
-    scored = flatten_stored_rows(stored, setup, table, without=lost)
-    if scored is None:
-        raise ShapeError(f"step {step}: no row has all of its rewards")
-    recomputed = {}
-    if greedy:  # the score of the greedy answer to each row's prompt
-        trees = [greedy[t] for t in scored.batch.tree_ids.tolist()]
-        recomputed["greedy_scores"] = compute_answer_scores(stored.trees, table, trees)
-    train, kept = credit_stored_rows(
-        step,
-        stored,
-        scored,
-        setup,
-        recomputed=recomputed,
-        beta=controllers.kl.beta,
-        state=controllers.states.get(setup.spec.estimator.plugin, {}),
-        max_tokens={**max_tokens, **setup.max_tokens},
-    )
-    return RescoredStep(step, stored, table, build_trained_rows(train), kept, setup), train
+            yield RescoredStep(step, stored, table, build_trained_rows(train), kept)
 
 
 def flatten_stored_rows(
@@ -330,9 +248,6 @@ def flatten_stored_rows(
     """Flattens the rows that a stored step trained on again; None if none is left.
 
     Args:
-        stored: the step.
-        setup: setup of its phase.
-        table: rewards of its trees.
         without: rows to leave out, each as `(tree, segment)` of its last turn.
         mask: `[B, T]` bool the loss mask; None takes the strategy's.
     """
@@ -347,22 +262,15 @@ def credit_stored_rows(
     stored: StoredStep,
     scored: ScoredRows,
     setup: PhaseSetup,
-    *,
-    beta: float,
-    state: Mapping[str, float],
-    max_tokens: Mapping[str, int],
+    statistics: Mapping[str, Any],
     recomputed: Mapping[str, Tensor] = MappingProxyType({}),
 ) -> tuple[TrainBatch, Tensor]:
     """Assigns credit to rows of a stored step again, with the streams that it recorded.
 
     Args:
-        step: number of the step.
-        stored: the step.
         scored: rows of it, from `flatten_stored_rows`.
-        setup: setup of the phase.
-        beta: β of KL in the reward.
-        state: estimator state carried over from the previous step.
-        max_tokens: token budget of each kind of turn.
+        statistics: `beta`, of KL in the reward; `state_before`, the estimator's from the previous
+            step; `max_tokens`, the token budget of each kind of turn.
         recomputed: streams that take the place of stored ones.
 
     Returns:
@@ -374,16 +282,15 @@ def credit_stored_rows(
     number = {(tree, segment): i for i, (tree, segment, *_) in enumerate(stored.rows.places)}
     rows = scored.batch.rows
     kept = torch.tensor([number[row.tree, row.segment] for row in rows], dtype=torch.int64)
-    streams = read_token_streams(
-        stored.rows, scored.batch, kept, recomputed=recomputed, beta=beta, state=state
-    )
+    streams = read_token_streams(stored.rows, scored.batch, kept, statistics, recomputed)
     for stream in STREAMS.values():
         if stream.is_optional and stream.name in setup.needs - streams.optional.keys():
             raise SpecError(
                 f"estimator {setup.spec.estimator.plugin!r} or KL reads {stream.name}, which the "
                 f"run did not record in step {step}: the step cannot be rescored"
             )
-    return assign_credit(scored, streams, replace(setup.rules, max_tokens=max_tokens)), kept
+    rules = replace(setup.rules, max_tokens=statistics["max_tokens"])
+    return assign_credit(scored, streams, rules), kept
 
 
 def rescore(
@@ -394,12 +301,8 @@ def rescore(
 ) -> Rescoring:
     """Recomputes rewards, masks and advantages of stored rollouts, without sampling.
 
-    With the run's own experiment, the results equal the stored ones bit for bit.
-
     Args:
-        request: which rollouts, and by which rules; a run stands for all its steps and its own
-            rules.
-        registry: URL of the registry of runs; None takes that of the command line.
+        request: a run stands for all its steps and its own rules.
         show: called with the progress, in steps.
 
     Raises:
@@ -414,7 +317,7 @@ def rescore(
         run = opened.run(name)
         spec, own, notes = _build_rescore_spec(run, request.experiment, request.overrides)
         steps = select_rollout_steps(opened, run, request.steps)
-        found = Rescoring(run, tuple(notes), request.rows)
+        found = Rescoring(run, tuple(notes))
         for done, step in enumerate(_rescore_steps(opened, run, spec, steps, own=own), start=1):
             show(done, len(steps))
             found.add_step(step)
@@ -425,8 +328,8 @@ def rescore(
 def _build_rescore_spec(
     run: RunRecord, file: Path | None, overrides: Sequence[str]
 ) -> tuple[ExperimentSpec, bool, list[str]]:
-    """Returns the experiment to rescore with, whether it is the run's own, and, for its own, what
-    has become of its plugins since."""
+    """Returns the experiment to rescore with, whether it is the run's own, and notes on its
+    plugins."""
     reason = f"stored rollouts cannot be changed; only {', '.join(RULES)} may be changed"
     check_sections(overrides, RULES, reason)
     recorded = ExperimentSpec.from_record(run.spec).dump_resolved()

@@ -19,7 +19,7 @@ class StepAccounts:
 
     Attributes:
         spec: the experiment with the settings of the step's phase.
-        rows: the accounts, in the order of the rows.
+        rows: in the order of the rows.
         decoded: whether the tokens' texts are known; else they are token ids.
     """
 
@@ -54,10 +54,6 @@ def select_rollout_steps(
 
 def load_step_accounts(run: RunRecord, body: BodyRecord) -> StepAccounts:
     """Loads the rewards, KL and advantages of every token of a stored step.
-
-    Args:
-        run: the run.
-        body: where the registry says that the step is stored.
 
     Raises:
         RegistryError: the file is missing or damaged, or another version of rlx wrote it.

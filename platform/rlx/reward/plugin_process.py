@@ -250,8 +250,9 @@ def describe_deadline(seconds: float) -> str:
 
 
 def _name_plugin(job: Work) -> str:
-    plugin = job.reward if isinstance(job, RewardJob) else job.environment
-    return job.name or type(plugin).__name__
+    if job.name:
+        return job.name
+    return type(job.reward if isinstance(job, RewardJob) else job.environment).__name__
 
 
 def _run_job(job: Work) -> JobOutcome:

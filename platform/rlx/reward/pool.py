@@ -23,7 +23,7 @@ from rlx.reward.plugin_process import (
     runs_concurrently,
 )
 from rlx.reward.workers import MAX_RESTARTS, WorkerAnswer, WorkerKeeper, WorkerOrder
-from rlx.rollout import HostFault
+from rlx.rollout import EnvironmentHost, HostFault, Method
 from rlx.spec import EnvironmentLimits
 from rlx.text import escape_unprintable
 
@@ -182,14 +182,14 @@ def _isolate_fault(
 
 def host_environment(
     environment: Environment, pool: RewardPool, limits: EnvironmentLimits, name: str = ""
-) -> "PooledHost | SessionHost":
+) -> EnvironmentHost:
     """Hosts an environment in worker processes."""
     if isinstance(environment, StatefulEnvironment):
         return SessionHost(environment, pool, limits, name)
     return PooledHost(environment, pool, limits.call, name)
 
 
-class PooledHost:
+class PooledHost(EnvironmentHost):
     """Runs an environment in worker processes; a call that raises, hangs or crashes gives a
     fault."""
 
@@ -205,7 +205,7 @@ class PooledHost:
     def step(self, calls: Sequence[tuple[Any, Action]]) -> list[Step | HostFault]:
         return self._run("step", calls)
 
-    def _run(self, what: Literal["reset", "step"], calls: Sequence[tuple[Any, Any]]) -> list[Any]:
+    def _run(self, what: Method, calls: Sequence[tuple[Any, Any]]) -> list[Any]:
         jobs = [
             EnvironmentCall(self._environment, what, tuple(call), self._deadline, self._name)
             for call in calls
@@ -214,9 +214,6 @@ class PooledHost:
             outcome.value if outcome.fault is None else HostFault(outcome.fault)
             for outcome in self._pool.score(jobs)
         ]
-
-    def release(self, states: Sequence[Any]) -> None:
-        """Does nothing: a state holds nothing but plain values."""
 
 
 @dataclass(slots=True, eq=False)
@@ -240,8 +237,8 @@ class _SessionCall:
     is_repeated: bool = False
 
 
-class SessionHost:
-    """Runs an environment with live sessions; a `rlx.rollout.QueueingHost`.
+class SessionHost(EnvironmentHost):
+    """Runs an environment with live sessions.
 
     Sessions of a replayable environment share a few workers. Any other session has a worker of its
     own, so that a call that hangs, crashes or waits costs no other session.
@@ -268,7 +265,7 @@ class SessionHost:
     def step(self, calls: Sequence[tuple[Any, Action]]) -> list[Step | HostFault]:
         return self._run("step", calls)
 
-    def _run(self, what: Literal["reset", "step"], calls: Sequence[tuple[Any, Any]]) -> list[Any]:
+    def _run(self, what: Method, calls: Sequence[tuple[Any, Any]]) -> list[Any]:
         for number, arguments in enumerate(calls):
             self.submit(number, what, arguments)
         answers: dict[int, Any] = {}
@@ -276,9 +273,7 @@ class SessionHost:
             answers |= self.collect(None)
         return [answers[number] for number in range(len(calls))]
 
-    def submit(
-        self, number: int, what: Literal["reset", "step"], arguments: tuple[Any, Any]
-    ) -> None:
+    def submit(self, number: int, what: Method, arguments: tuple[Any, Any]) -> None:
         job = self._build_call(what, arguments)
         if what == "reset":
             self._held.append((number, job))

@@ -7,7 +7,6 @@ are one tree, and those of the second another.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import takewhile
 from typing import Any, Literal
 
 from rlx.errors import SpecError
@@ -19,9 +18,10 @@ from rlx.rollout.dialogue import (
     TurnPrompt,
     build_turn_segment,
     encode_opening,
+    find_shared_beginning,
     list_example_messages,
 )
-from rlx.rollout.hosts import BlockingCalls, EnvironmentHost, HostFault, QueueingHost
+from rlx.rollout.hosts import EnvironmentHost, HostFault
 from rlx.rollout.tools import Schema, limit_calls, list_schemas
 from rlx.rollout.tree import NO_PARENT, RolloutTree, Segment
 from rlx.seeding import derive_seed
@@ -138,38 +138,19 @@ def build_player_trees(problem: Problem, games: Sequence[OngoingGame]) -> Iterat
 def _build_tree(problem: Problem, rollouts: Sequence[PlayerRollout]) -> RolloutTree:
     """The root has what all openings begin with; the rest of an opening is an observation."""
     openings = [rollout.opening for rollout in rollouts if rollout.opening is not None]
-    shared = count_shared([opening.text for opening in openings])
-    text = openings[0].text[:shared] if openings else ""
-    shared = count_shared([opening.token_ids for opening in openings])
-    ids = openings[0].token_ids[:shared] if openings else ()
-    segments = [Segment(parent=NO_PARENT, author="prompt", token_ids=ids, text=text)]
+    root = find_shared_beginning(openings)
+    segments = [root.to_segment("prompt")]
     for rollout in rollouts:
-        parent = 0
-        for segment in (*_build_opening_rest(rollout, text, ids), *rollout.chain):
+        chain, parent = rollout.chain, 0
+        rest = (
+            TurnPrompt("", ()) if rollout.opening is None else rollout.opening.cut_beginning(root)
+        )
+        if rest.token_ids or rollout.anchor is not None:
+            chain = [rest.to_segment("environment", anchor=rollout.anchor), *chain]
+        for segment in chain:
             segments.append(replace(segment, parent=parent))
             parent = len(segments) - 1
     return RolloutTree(problem, tuple(segments))
-
-
-def count_shared(sequences: Sequence[Sequence[Any]]) -> int:
-    """Length of the longest common prefix."""
-    columns = zip(*sequences, strict=False)
-    return sum(1 for _ in takewhile(lambda column: all(x == column[0] for x in column), columns))
-
-
-def _build_opening_rest(
-    rollout: PlayerRollout, text: str, ids: tuple[int, ...]
-) -> Iterator[Segment]:
-    opening = rollout.opening
-    if opening is None or (opening.token_ids == ids and rollout.anchor is None):
-        return
-    yield Segment(
-        parent=NO_PARENT,
-        author="environment",
-        token_ids=opening.token_ids[len(ids) :],
-        text=opening.text[len(text) :],
-        info={} if rollout.anchor is None else {"state": rollout.anchor},
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +167,6 @@ class EnvironmentPlan:
         system: system message for problems without their own.
         examples: messages before those of every problem.
         players: how many players the policy is: 2 in self-play.
-        learn: in self-play, whose turns learn.
     """
 
     count: int
@@ -198,7 +178,6 @@ class EnvironmentPlan:
     system: str = ""
     examples: tuple[Message, ...] = ()
     players: int = 1
-    learn: Literal["both", "first"] = "both"
     by: Literal["environment", "agent"] = "environment"
     tools: tuple[Schema, ...] = ()
 
@@ -308,7 +287,6 @@ def build_talk(
         system=spec.system,
         examples=list_example_messages(spec),
         players=spec.players,
-        learn="both" if spec.self_play is None else spec.self_play.learn,
         tools=list_schemas(spec.tools),
     )
 
@@ -371,7 +349,7 @@ class _SamplingLoop:
     ready: list[int] = field(default_factory=list)
 
     def run(self, games: Sequence[OngoingGame]) -> None:
-        queue = self.host if isinstance(self.host, QueueingHost) else BlockingCalls(self.host)
+        queue = self.host
         try:
             for number, game in enumerate(games):
                 seed = derive_seed(self.seeds[game.tree], "environment", game.place)
@@ -546,15 +524,7 @@ def _show_observation(
         )
     except SpecError as error:
         return HostFault(f"its observation cannot be shown: {error}")
-    rollout.chain.append(
-        Segment(
-            parent=NO_PARENT,
-            author="environment",
-            token_ids=prompt.token_ids,
-            text=prompt.text,
-            info={} if step.anchor is None else {"state": step.anchor},
-        )
-    )
+    rollout.chain.append(prompt.to_segment("environment", anchor=step.anchor))
     rollout.context += prompt.token_ids
     return None
 

@@ -3,12 +3,13 @@
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from typing import Literal, Protocol
+from itertools import takewhile
+from typing import Any, Literal, Protocol
 
 from rlx.errors import SpecError
 from rlx.plugin import Message, Problem, ToolCall
 from rlx.rollout.tools import ReadReply, Schema
-from rlx.rollout.tree import Segment, find_hull, find_spans
+from rlx.rollout.tree import NO_PARENT, Author, Segment, find_hull, find_spans
 from rlx.spec import RolloutSpec, TurnSpec
 
 Pieces = Callable[[Sequence[int]], Sequence[str]]
@@ -22,6 +23,32 @@ class TurnPrompt:
 
     text: str
     token_ids: tuple[int, ...]
+
+    def to_segment(
+        self, author: Author, parent: int = NO_PARENT, anchor: str | None = None
+    ) -> Segment:
+        """The segment of these tokens; `anchor` names the state in which the next turn begins."""
+        info = {} if anchor is None else {"state": anchor}
+        ids = self.token_ids
+        return Segment(parent=parent, author=author, token_ids=ids, text=self.text, info=info)
+
+    def cut_beginning(self, other: "TurnPrompt") -> "TurnPrompt":
+        """What follows another prompt, with which this one begins."""
+        return TurnPrompt(self.text[len(other.text) :], self.token_ids[len(other.token_ids) :])
+
+
+def count_shared(sequences: Sequence[Sequence[Any]]) -> int:
+    """Length of the longest common prefix."""
+    columns = zip(*sequences, strict=False)
+    return sum(1 for _ in takewhile(lambda column: all(x == column[0] for x in column), columns))
+
+
+def find_shared_beginning(prompts: Sequence[TurnPrompt]) -> TurnPrompt:
+    """What all prompts begin with."""
+    first = next(iter(prompts), TurnPrompt("", ()))
+    text = first.text[: count_shared([prompt.text for prompt in prompts])]
+    shared = count_shared([prompt.token_ids for prompt in prompts])
+    return TurnPrompt(text, first.token_ids[:shared])
 
 
 class Dialogue(Protocol):

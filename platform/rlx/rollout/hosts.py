@@ -1,10 +1,12 @@
 """What answers the turns of rollouts: environments in this process or in others, and tools."""
 
 import json
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import islice
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Literal
 
 from rlx.plugin import Action, Environment, Step
 from rlx.rollout.tools import CallFault, combine_results
@@ -21,65 +23,50 @@ class HostFault:
     reason: str
 
 
-@runtime_checkable
-class EnvironmentHost(Protocol):
-    """Runs an environment."""
-
-    def reset(self, calls: Sequence[tuple[Mapping[str, Any], int]]) -> list[Any]:
-        """Initial states for (problem, seed) pairs; a `HostFault` in place of one that failed."""
-        ...
-
-    def step(self, calls: Sequence[tuple[Any, Action]]) -> list[Step | HostFault]: ...
-
-    def release(self, states: Sequence[Any]) -> None:
-        """Frees the last states of rollouts that end before the environment says so."""
-        ...
+Method = Literal["reset", "step"]
 
 
-@runtime_checkable
-class QueueingHost(EnvironmentHost, Protocol):
-    """A host that answers every call when it is over, while others run.
+class EnvironmentHost(ABC):
+    """Runs an environment. A host that answers each call when it is over, while others run,
+    overrides `submit` and `collect`.
 
     Attributes:
         patience: seconds that a turn waits for others to be sampled with; None: for all of them.
     """
 
-    patience: float | None
+    patience: float | None = None
 
-    def submit(
-        self, number: int, what: Literal["reset", "step"], arguments: tuple[Any, Any]
-    ) -> None: ...
+    @abstractmethod
+    def reset(self, calls: Sequence[tuple[Mapping[str, Any], int]]) -> list[Any]:
+        """Initial states for (problem, seed) pairs; a `HostFault` in place of one that failed."""
+
+    @abstractmethod
+    def step(self, calls: Sequence[tuple[Any, Action]]) -> list[Step | HostFault]:
+        """The environment's answers to (state, action) pairs, in order."""
+
+    def release(self, states: Sequence[Any]) -> None:  # noqa: B027
+        """Frees the last states of rollouts that end before the environment says so."""
+
+    def submit(self, number: int, what: Method, arguments: tuple[Any, Any]) -> None:
+        """Begins a call, with the arguments of one in `reset` or `step`."""
+        self._begun[what][number] = arguments
 
     def collect(self, seconds: float | None) -> list[tuple[int, Any]]:
         """Numbers and answers of calls that are over; waits at most so many seconds for the first,
         or, with None, until there is one."""
-        ...
-
-
-class BlockingCalls:
-    """A host that answers all calls together, as a `QueueingHost`."""
-
-    patience = None
-
-    def __init__(self, host: EnvironmentHost) -> None:
-        self._host = host
-        self._calls: dict[str, dict[int, tuple[Any, Any]]] = {"reset": {}, "step": {}}
-
-    def submit(
-        self, number: int, what: Literal["reset", "step"], arguments: tuple[Any, Any]
-    ) -> None:
-        self._calls[what][number] = arguments
-
-    def collect(self, seconds: float | None) -> list[tuple[int, Any]]:
         answers: list[tuple[int, Any]] = []
-        for what, run in (("reset", self._host.reset), ("step", self._host.step)):
-            calls, self._calls[what] = self._calls[what], {}
+        for what, run in (("reset", self.reset), ("step", self.step)):
+            calls, self._begun[what] = self._begun[what], {}
             if calls:
                 answers += zip(calls, run(list(calls.values())), strict=True)
         return answers
 
+    @cached_property
+    def _begun(self) -> dict[str, dict[int, tuple[Any, Any]]]:
+        return {"reset": {}, "step": {}}
 
-class ToolHost:
+
+class ToolHost(EnvironmentHost):
     """Answers turns with calls of tools by an environment `tools`: each call apart, so that one
     that hangs or crashes is the fault of no other, and its fault is its result."""
 
@@ -88,9 +75,6 @@ class ToolHost:
 
     def reset(self, calls: Sequence[tuple[Mapping[str, Any], int]]) -> list[Any]:
         return [None for _ in calls]
-
-    def release(self, states: Sequence[Any]) -> None:
-        pass
 
     def step(self, calls: Sequence[tuple[Any, Action]]) -> list[Step | HostFault]:
         apart = [(s, replace(a, calls=(call,))) for s, a in calls for call in a.calls]
@@ -106,7 +90,7 @@ def _read_result(answer: Step | HostFault) -> tuple[str, CallFault]:
     return result, fault if answer.info["invalid"] or answer.info["failed"] else ""
 
 
-class LocalHost:
+class LocalHost(EnvironmentHost):
     """Runs an environment in the calling process, without catching its exceptions."""
 
     def __init__(self, environment: Environment) -> None:

@@ -15,10 +15,15 @@ from rlx.plugin import FAILED, Problem
 from rlx.rollout.conversations import (
     EnvironmentPlan,
     build_fault_segment,
-    count_shared,
     derive_turn_seed,
 )
-from rlx.rollout.dialogue import Completion, Dialogue, TurnPrompt, build_turn_segment
+from rlx.rollout.dialogue import (
+    Completion,
+    Dialogue,
+    TurnPrompt,
+    build_turn_segment,
+    find_shared_beginning,
+)
 from rlx.rollout.hosts import HostFault
 from rlx.rollout.tree import NO_PARENT, Author, RolloutTree, Segment
 from rlx.seeding import derive_seed
@@ -247,10 +252,8 @@ def build_agent_tree(problem: Problem, rollouts: Sequence[RolloutRecorder]) -> R
     """The tree of a problem; its root has what all dialogues begin with."""
     openings = [context.prompt for one in rollouts for context in one.openings]
     openings = openings or [rollouts[0].opening]
-    text = openings[0].text[: count_shared([opening.text for opening in openings])]
-    ids = openings[0].token_ids[: count_shared([opening.token_ids for opening in openings])]
-    root = Segment(parent=NO_PARENT, author="prompt", token_ids=ids, text=text)
-    builder = _TreeBuilder([root])
+    root = find_shared_beginning(openings)
+    builder = _TreeBuilder(root, [root.to_segment("prompt")])
     for rollout in rollouts:
         builder.add_rollout(rollout)
     return RolloutTree(problem, tuple(builder.segments))
@@ -258,17 +261,15 @@ def build_agent_tree(problem: Problem, rollouts: Sequence[RolloutRecorder]) -> R
 
 @dataclass(slots=True)
 class _TreeBuilder:
+    root: TurnPrompt
     segments: list[Segment]
 
     def add_rollout(self, rollout: RolloutRecorder) -> None:
-        root = self.segments[0]
         if not rollout.openings and rollout.fault is not None:
             self._add_fault(0, rollout)
         for context in _sort_contexts(rollout.openings):
-            parent = 0
-            if (rest := context.prompt.token_ids[len(root.token_ids) :]) != ():
-                text = context.prompt.text[len(root.text) :]
-                parent = self._add(0, _build_context(rest, text, "environment"))
+            rest = context.prompt.cut_beginning(self.root)
+            parent = self._add(0, rest.to_segment("environment")) if rest.token_ids else 0
             self._add_turns(parent, context, rollout)
 
     def _add_turns(self, parent: int, context: RecordedContext, rollout: RolloutRecorder) -> None:
@@ -284,13 +285,10 @@ class _TreeBuilder:
                 self.segments[at] = replace(self.segments[at], info=joined)
             for each in _sort_contexts(turn.contexts):
                 author: Author = "prompt" if forks else "environment"
-                below = self._add(
-                    at, _build_context(each.prompt.token_ids, each.prompt.text, author)
-                )
+                below = self._add(at, each.prompt.to_segment(author))
                 self._add_turns(below, each, rollout)
             if (ending := rollout.ending) and ending.turn is turn and not turn.contexts:
-                prompt = ending.prompt
-                at = self._add(at, _build_context(prompt.token_ids, prompt.text, "environment"))
+                at = self._add(at, ending.prompt.to_segment("environment"))
             if not turn.contexts and rollout.fault is not None:
                 self._add_fault(at, rollout)
 
@@ -307,7 +305,3 @@ def _sort_contexts(contexts: Sequence[RecordedContext]) -> list[RecordedContext]
     """The main one first, then by their tokens; without those that have no turns."""
     kept = [context for context in contexts if context.turns]
     return sorted(kept, key=lambda context: (not context.is_main, context.whole))
-
-
-def _build_context(ids: tuple[int, ...], text: str, author: Author) -> Segment:
-    return Segment(parent=NO_PARENT, author=author, token_ids=ids, text=text)

@@ -90,11 +90,6 @@ class RolloutPlan:
     def trees_per_prompt(self) -> int:
         return 1 if self.talk is None else self.talk.players
 
-    def list_learning_trees(self, problems: int) -> range:
-        """Numbers of the trees of so many problems that learn: all, or the first players'."""
-        both = self.talk is None or self.talk.learn == "both"
-        return range(0, problems * self.trees_per_prompt, 1 if both else self.trees_per_prompt)
-
     @property
     def rows_per_prompt(self) -> int:
         """Maximum number of turns, or rollouts with an environment, of one problem."""
@@ -217,22 +212,12 @@ def _sample_levels(
                     dialogue, turn.template, problem, plan.system, plan.examples, turn.prefix
                 )
             else:
-                text, after = (
-                    fill_turn_template(dialogue, turn.template, problem),
-                    own[node.segment],
-                )
-                ids = encode_between_turns(dialogue, text, after.token_ids, turn.prefix)
-                prompt = TurnPrompt(text, ids)
-            own.append(
-                Segment(
-                    parent=node.segment,
-                    author="prompt",
-                    token_ids=prompt.token_ids,
-                    text=prompt.text,
-                )
-            )
+                text = fill_turn_template(dialogue, turn.template, problem)
+                after = own[node.segment].token_ids
+                prompt = TurnPrompt(text, encode_between_turns(dialogue, text, after, turn.prefix))
+            own.append(prompt.to_segment("prompt", node.segment))
             context = node.context + prompt.token_ids
-            opened.append(_Node(node.tree, len(grown[node.tree]) - 1, node.place, context))
+            opened.append(_Node(node.tree, len(own) - 1, node.place, context))
         requests = [
             CompletionRequest(
                 node.context,

@@ -97,7 +97,7 @@ def collect_rollouts(context: RunContext, setup: PhaseSetup, cursor: int) -> Ste
     trees = [tree for parcel in parcels for tree in parcel.trees]
     numbers = iter(range(len(trees)))
     places = [[next(numbers) for _ in parcel.trees] for parcel in parcels]
-    kept = set(good[:count]) or set(setup.plan.list_learning_trees(count))
+    kept = set(good[:count]) or set(range(count * setup.plan.trees_per_prompt))
     everyone, greedy = list(parcels), None
     if "greedy_scores" in setup.needs:  # of each problem one tree of the most likely tokens
         plan = setup.plan.copy_with_sampling(1, top_k=1)

@@ -9,7 +9,6 @@ from rlx.model import Policy
 from rlx.phase_setup import PhaseSetup
 from rlx.probe import (
     ProbeContext,
-    ProbeDialogue,
     ProbeResult,
     RecordedProbe,
     build_recorded_probe,
@@ -17,7 +16,7 @@ from rlx.probe import (
 )
 from rlx.progress import Progress
 from rlx.reward import RewardPool
-from rlx.rollout import PromptFit, Sampler
+from rlx.rollout import Dialogue, PromptFit, Sampler
 from rlx.run.collect import build_prompt_fit, draw_held_out_problems
 from rlx.spec import ProbeSpec
 
@@ -65,7 +64,7 @@ def build_probe_context(
     )
 
 
-def require_texts(spec: ProbeSpec, speech: ProbeDialogue) -> None:
+def require_texts(spec: ProbeSpec, speech: Dialogue) -> None:
     """Checks that the model's tokenizer can encode the texts that the probe inserts.
 
     Raises:

@@ -5,6 +5,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -65,18 +66,16 @@ def read_token_streams(
     rows: TrainedRows,
     batch: TokenBatch,
     kept: Tensor,
-    *,
+    statistics: Mapping[str, Any],
     recomputed: Mapping[str, Tensor],
-    beta: float,
-    state: Mapping[str, float],
 ) -> TokenStreams:
     """The token streams of recorded rows.
 
     Args:
         batch: some of the recorded rows, `[B, T]`.
         kept: `[B]` index of each row of `batch` in the record.
+        statistics: β and the estimator's state of the step.
         recomputed: streams that replace recorded ones, by name.
-        beta, state: as in `TokenStreams`.
 
     Raises:
         RegistryError: the step was recorded without the log-probabilities of the old policy.
@@ -99,8 +98,8 @@ def read_token_streams(
     return TokenStreams(
         old_logprobs=old[kept][:, :width],
         optional={**found, **recomputed},
-        beta=beta,
-        state=state,
+        beta=statistics["beta"],
+        state=statistics["state_before"],
     )
 
 

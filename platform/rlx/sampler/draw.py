@@ -27,7 +27,6 @@ def compute_sampling_logprobs(logits: Tensor, sampling: TurnSpec) -> Tensor:
 
     Args:
         logits: `[R, V]`.
-        sampling: the turn's settings.
 
     Returns:
         `[R, V]` float32 nats; -inf for tokens that cannot be sampled.
@@ -64,7 +63,7 @@ def sample_tokens(logprobs: Tensor, uniform: Tensor) -> Tensor:
 
     Returns:
         `[R]` int64 tokens, each with probability above 0; the last token for a row of NaN, which
-        `require_finite_logits` reports without a device synchronization per token.
+            `require_finite_logits` reports later.
     """
     count = logprobs.shape[-1]
     uniform = uniform.to(logprobs.device)[:, None]
@@ -95,11 +94,8 @@ def _sample_by_blocks(logprobs: Tensor, uniform: Tensor) -> Tensor:
 
 
 def require_finite_logits(logprobs: Iterable[Sequence[float]]) -> None:
-    """Checks the log-probabilities of sampled tokens, which are NaN if the logits were.
-
-    Raises:
-        DivergedModelError: the logits were NaN, or infinite.
-    """
+    """Raises DivergedModelError if log-probabilities of sampled tokens are NaN, as the logits then
+    were."""
     if any(math.isnan(value) for row in logprobs for value in row):
         raise DivergedModelError(
             "the model's logits are NaN: its weights have diverged, usually because "
@@ -111,15 +107,14 @@ PROMPT = 1024
 """Tokens of a prompt with all questions, if nothing limits them."""
 
 Read = Callable[[Sequence[int]], tuple[str, tuple[int, ...]]]
-"""See `rlx.rollout.Dialogue.read`."""
 
 INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
 """What part of a character decodes to."""
 
 
 def expect_dialogue_length(spec: ExperimentSpec) -> int:
-    """The tokens that the dialogues of an experiment may need, as far as the spec says: those of
-    all turns in a row, of any phase, and of a prompt. Observations are not counted."""
+    """The tokens of the longest dialogue of an experiment, as far as the spec says: of a prompt and
+    all turns in a row, of any phase. Observations are not counted."""
     rollouts = [spec.rollout, *(spec.resolve_phase_spec(phase).rollout for phase in spec.phases)]
     rules = [rollout.max_prompt_tokens for rollout in rollouts]
     prompts = [PROMPT if rule is None else rule.limit or PROMPT for rule in rules]
@@ -133,8 +128,6 @@ def require_context_room(
     """Checks that the requested completions fit into the context length.
 
     Args:
-        requests: requests whose contexts will grow.
-        sampling: its `max_new_tokens`, or a request's own, is the maximum growth.
         model: maximum dialogue length of the model, in tokens.
         memory: maximum dialogue length that fits into the sampler's KV cache, in tokens.
 
@@ -162,12 +155,8 @@ def require_context_room(
 class StopStringDetector:
     """Finds the token that completes a stop string.
 
-    Decoding a row costs far more than sampling its token. A row is therefore decoded only when its
-    newest token may contain the last character of a stop string.
-
-    Args:
-        read: decodes the tokens of a turn.
-        stop: stop strings; none of them is empty.
+    Decoding a row costs far more than sampling its token, so a row is decoded only when its newest
+    token may contain the last character of a stop string.
     """
 
     def __init__(self, read: Read, stop: Sequence[str]) -> None:

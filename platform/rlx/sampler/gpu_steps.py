@@ -1,8 +1,7 @@
 """Decoding steps on a GPU, with fixed shapes and memory, replayed as one CUDA graph.
 
-For a small model, launching kernels takes longer than running them; a captured graph launches all
-kernels at once. Shapes must not change, so the columns of future tokens are allocated in advance
-and masked. A shape is captured only after a few steps, since short-lived shapes are not worth it.
+For a small model, launching kernels takes longer than running them. Shapes must not change, so the
+columns of future tokens are allocated in advance and masked.
 """
 
 import threading
@@ -20,29 +19,20 @@ from rlx.sampler.shared_attention import AncestorLevel, RowSuffixes, StepAttenti
 COLUMNS = 64
 """Columns per shape: more columns waste computation, fewer need more captures."""
 WARM_UP = 4
-"""Steps with a shape before it is captured."""
+"""Steps with a shape before it is captured: short-lived shapes are not worth it."""
 CAPTURING = threading.Lock()
 """Held during a capture: a process captures one graph at a time."""
 
 
 @cache
 def _get_capture_stream() -> torch.cuda.Stream:
-    """The stream of all captures of this process, which captures for one graph at a time.
-
-    It has a priority, and thus a pool, of its own: a new stream of the usual one could be the one
-    on which another thread's ranks communicate.
-    """
+    """The stream of all captures, with a priority, and thus a pool, of its own: a usual new one
+    could be that on which another thread's ranks communicate."""
     return torch.cuda.Stream(priority=-1)
 
 
 class CapturedSteps:
     """Reads one token per row at a time; on a CPU with the same operations, without a graph.
-
-    Args:
-        decoder: computes the model.
-        levels: ancestor levels, each with the index of every row's ancestor.
-        suffix: row suffixes; new columns are filled in place.
-        read: tokens read so far per row, ancestors included.
 
     Attributes:
         until: number of suffix columns that can be filled.

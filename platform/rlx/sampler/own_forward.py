@@ -1,67 +1,26 @@
-"""Decoding with a model's own forward pass: with a KV cache per row, or without a cache.
-
-Without a cache, every token is sampled after the whole dialogue has been read again. That is slow,
-but it asks nothing of a model except that later tokens do not change earlier outputs, so it serves
-recurrent and hybrid models, and those with an attention of their own.
-"""
+"""Decoding with a model's own forward pass: with a KV cache per row, or without a cache."""
 
 import inspect
 from collections.abc import Sequence
-from typing import Any, Self
+from typing import Self
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 from transformers import DynamicCache, PreTrainedModel
-from transformers.cache_utils import DynamicLayer
 
 from rlx.model import build_attention_mask
 from rlx.sampler.rows import COMPACT_BELOW
 
 
-class _GrowingLayer(DynamicLayer):  # type: ignore[misc]
-    """KV cache layer with preallocated capacity, so that a decoding step copies only one token."""
-
-    def __init__(self, keys: Tensor, values: Tensor, room: int) -> None:
-        super().__init__()
-        self.dtype, self.device, self.is_initialized = keys.dtype, keys.device, True
-        self._room = _allocate_room(keys, room), _allocate_room(values, room)
-        self.keys, self.values = keys, values
-
-    def update(
-        self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
-    ) -> tuple[Tensor, Tensor]:
-        start, stop = self.keys.shape[2], self.keys.shape[2] + key_states.shape[2]
-        if stop > self._room[0].shape[2]:
-            self._room = _allocate_room(self.keys, stop), _allocate_room(self.values, stop)
-        for buffer, new in zip(self._room, (key_states, value_states), strict=True):
-            buffer[:, :, start:stop] = new
-        self.keys, self.values = (buffer[:, :, :stop] for buffer in self._room)
-        return self.keys, self.values
-
-
-def _allocate_room(states: Tensor, room: int) -> Tensor:
-    rows, heads, length, width = states.shape
-    buffer = states.new_empty(rows, heads, length + room, width)
-    buffer[:, :, :length] = states
-    return buffer
-
-
 class CachedDecoder:
-    """Decodes with a model of transformers whose cache holds keys and values.
-
-    Args:
-        model: called unchanged.
-        why: why a faster decoder cannot be used.
-    """
+    """Decodes with a transformers model, called unchanged; `why` no faster decoder can be used."""
 
     def __init__(self, model: PreTrainedModel, why: str) -> None:
         self._model = model
-        self.name = "its own forward pass with a cache"
         self.description = f"the model's own forward pass: {why}"
 
     def start(self, rows: int) -> "CachedRows":
-        """See `rlx.sampler.rows.Decoder`."""
         return CachedRows(
             self._model, None, torch.zeros(rows, 0, dtype=torch.bool).to(self._model.device)
         )
@@ -71,8 +30,7 @@ class CachedRows:
     """See `rlx.sampler.rows.DialogueRows`.
 
     Args:
-        model: called unchanged.
-        cache: keys and values of `R` rows over `L` columns; None before the first read.
+        cache: keys and values of `R` rows over `L` columns; None before the first prefill.
         is_token: `[R, L]` bool, False for padding.
     """
 
@@ -83,8 +41,7 @@ class CachedRows:
     ) -> None:
         self._model, self._cache, self._is_token = model, cache, is_token
 
-    def read(self, fresh: Sequence[Sequence[int]], room: int) -> Tensor:
-        """See `DialogueRows`."""
+    def prefill(self, fresh: Sequence[Sequence[int]], room: int) -> Tensor:
         device = self._is_token.device
         width = max(map(len, fresh))
         ids = torch.zeros(len(fresh), width, dtype=torch.int64)
@@ -95,7 +52,6 @@ class CachedRows:
         return self._forward(ids.to(device), is_new.to(device))
 
     def step(self, tokens: Tensor) -> Tensor:
-        """See `DialogueRows`."""
         return self._forward(tokens[:, None], torch.ones_like(tokens[:, None], dtype=torch.bool))
 
     def _forward(self, ids: Tensor, is_new: Tensor) -> Tensor:
@@ -126,23 +82,19 @@ class CachedRows:
         return logits
 
     def fork(self, copies: Sequence[int], room: int) -> Self:
-        """See `DialogueRows`."""
         return self.select(copies, room)
 
     def select(self, rows: Sequence[int], room: int) -> Self:
-        """See `DialogueRows`."""
         index = torch.tensor(rows, device=self._is_token.device)
         is_token = self._is_token.index_select(0, index)
         some = is_token.any(dim=0)  # from the first column with a token on
         start = int(some.to(torch.int8).argmax()) if len(some) else 0
         cache = DynamicCache()
-        for keys, values in self._layers:
-            kept = (side[:, :, start:].index_select(0, index) for side in (keys, values))
-            cache.layers.append(_GrowingLayer(next(kept), next(kept), room))
+        for number, layer in enumerate(self._layers):
+            cache.update(*(side[:, :, start:].index_select(0, index) for side in layer), number)
         return type(self)(self._model, cache, is_token[:, start:])
 
     def set_aside(self, rows: Sequence[int], excess: Sequence[int]) -> Self:
-        """See `DialogueRows`."""
         kept = self.select(rows, 0)
         behind = kept._is_token.flip(1).cumsum(dim=1).flip(1)
         kept._is_token &= behind > torch.tensor(excess, device=behind.device)[:, None]
@@ -150,7 +102,6 @@ class CachedRows:
 
     @classmethod
     def join_rows(cls, places: Sequence[tuple[Self, int]], room: int) -> Self:
-        """See `DialogueRows`."""
         sources: dict[int, tuple[Self, list[int], list[int]]] = {}
         for position, (source, row) in enumerate(places):
             _, rows, positions = sources.setdefault(id(source), (source, [], []))
@@ -162,50 +113,39 @@ class CachedRows:
         length = max(batch._is_token.shape[1] for batch in batches)
         pads = [length - batch._is_token.shape[1] for batch in batches]
         cache = DynamicCache()
-        for layers in zip(*(batch._layers for batch in batches), strict=True):
+        for number, layers in enumerate(zip(*(batch._layers for batch in batches), strict=True)):
             keys, values = (
                 torch.cat([pad(kept, (0, 0, n, 0)) for kept, n in zip(side, pads, strict=True)])
                 for side in zip(*layers, strict=True)
             )
-            cache.layers.append(_GrowingLayer(keys, values, 0))
+            cache.update(keys, values, number)
         is_token = [pad(batch._is_token, (n, 0)) for batch, n in zip(batches, pads, strict=True)]
         joined = cls(batches[0]._model, cache, torch.cat(is_token))
         return joined.select(order.argsort().tolist(), room)
 
     @property
     def _layers(self) -> list[tuple[Tensor, Tensor]]:
-        return (
-            []
-            if self._cache is None
-            else [(layer.keys, layer.values) for layer in self._cache.layers]
-        )
+        layers = () if self._cache is None else self._cache.layers
+        return [(layer.keys, layer.values) for layer in layers]
 
 
 class UncachedDecoder:
-    """Decodes with any causal model of transformers.
+    """Decodes with any causal model of transformers, called unchanged; `why` no cache can be used.
 
-    Args:
-        model: called unchanged.
-        why: why a cache cannot be used.
+    Every token is sampled after the whole dialogue has been read again. That is slow, but it serves
+    recurrent and hybrid models, and those with an attention of their own.
     """
 
     def __init__(self, model: PreTrainedModel, why: str) -> None:
         self._model = model
-        self.name = "its own forward pass"
         self.description = f"the model's own forward pass over the whole dialogue: {why}"
 
     def start(self, rows: int) -> "UncachedRows":
-        """See `rlx.sampler.rows.Decoder`."""
         return UncachedRows(self._model, [[] for _ in range(rows)])
 
 
 class UncachedRows:
-    """See `rlx.sampler.rows.DialogueRows`.
-
-    Args:
-        model: called unchanged.
-        tokens: those of every dialogue.
-    """
+    """See `rlx.sampler.rows.DialogueRows`; `tokens` are those of every dialogue."""
 
     compact_below = COMPACT_BELOW
 
@@ -213,8 +153,7 @@ class UncachedRows:
         self._model, self._tokens = model, tokens
         self._keeps = "logits_to_keep" in inspect.signature(type(model).forward).parameters
 
-    def read(self, fresh: Sequence[Sequence[int]], room: int) -> Tensor:
-        """See `DialogueRows`."""
+    def prefill(self, fresh: Sequence[Sequence[int]], room: int) -> Tensor:
         for tokens, new in zip(self._tokens, fresh, strict=True):
             tokens += new
         width = max(map(len, self._tokens))  # padding is on the right, where no token sees it
@@ -230,19 +169,15 @@ class UncachedRows:
         return torch.as_tensor(logits[torch.arange(len(rows)), where])
 
     def step(self, tokens: Tensor) -> Tensor:
-        """See `DialogueRows`."""
-        return self.read(tokens[:, None].tolist(), 0)
+        return self.prefill(tokens[:, None].tolist(), 0)
 
     def fork(self, copies: Sequence[int], room: int) -> Self:
-        """See `DialogueRows`."""
         return type(self)(self._model, [list(self._tokens[row]) for row in copies])
 
     def select(self, rows: Sequence[int], room: int) -> Self:
-        """See `DialogueRows`."""
         return self.fork(rows, room)
 
     def set_aside(self, rows: Sequence[int], excess: Sequence[int]) -> Self:
-        """See `DialogueRows`."""
         kept = self.fork(rows, 0)
         for tokens, count in zip(kept._tokens, excess, strict=True):
             del tokens[len(tokens) - count :]
@@ -250,6 +185,5 @@ class UncachedRows:
 
     @classmethod
     def join_rows(cls, places: Sequence[tuple[Self, int]], room: int) -> Self:
-        """See `DialogueRows`."""
         tokens = [list(source._tokens[row]) for source, row in places]
         return cls(places[0][0]._model, tokens)

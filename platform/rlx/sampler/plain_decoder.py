@@ -1,8 +1,8 @@
 """A compact decoder for the architecture shared by Llama, Mistral, Qwen2, Qwen3 and SmolLM3.
 
-It computes with the model's own weights. Matrices with the same input are fused into one tensor,
-`[in, out]`, and the model's parameters become views of it: no weight is stored twice, and weights
-loaded into the model take effect immediately.
+Matrices of the model with the same input are fused into one tensor, `[in, out]`, and the model's
+parameters become views of it: no weight is stored twice, and weights loaded into the model take
+effect immediately.
 """
 
 from collections.abc import Callable, Sequence
@@ -42,7 +42,6 @@ def unknown_part(model: PreTrainedModel) -> str | None:
         return "rotary embeddings that differ between layers"
     if kind not in FIXED_ROTATIONS:
         return f"a rotary embedding of type {kind}"
-    shapes = set()
     for layer in model.model.layers:
         if found := (
             _find_odd_submodule("layer", layer)
@@ -50,28 +49,10 @@ def unknown_part(model: PreTrainedModel) -> str | None:
             or _find_odd_submodule("mlp", layer.mlp)
         ):
             return found
-        attention, mlp = layer.self_attn, layer.mlp
-        if not hasattr(attention, "head_dim") or not hasattr(attention, "scaling"):
-            return "attention of an unknown shape"
-        norms = [layer.input_layernorm, layer.post_attention_layernorm]
-        of_heads = [getattr(attention, n) for n in ("q_norm", "k_norm") if hasattr(attention, n)]
-        if not all(map(_is_rms_norm, norms + of_heads)):
-            return "norms other than RMS"
-        width = attention.head_dim
-        if len(of_heads) == 1 or any(norm.weight.shape != (width,) for norm in of_heads):
-            return "norms other than of each head"
-        q, k, v = attention.q_proj, attention.k_proj, attention.v_proj
-        inputs = [q, k, v], [attention.o_proj], [mlp.gate_proj, mlp.up_proj], [mlp.down_proj]
-        if not all(map(_are_plain, inputs)):
-            return "maps that are not plain"
-        shapes.add((width, attention.scaling, q.weight.shape, k.weight.shape))
-    if not _is_rms_norm(model.model.norm) or not _are_plain([model.lm_head]):
-        return "an unusual head"
-    return None if len(shapes) == 1 else "layers of several shapes"
+    return None
 
 
 def _find_odd_submodule(place: str, module: nn.Module) -> str | None:
-    """Describes a missing or unexpected submodule; None if there is none."""
     needed, allowed = PARTS[place]
     found = {name for name, _ in module.named_children()}
     if missing := needed - found:
@@ -80,31 +61,15 @@ def _find_odd_submodule(place: str, module: nn.Module) -> str | None:
     return f"{min(unknown)} in its {place}" if unknown else None
 
 
-def _is_rms_norm(norm: nn.Module) -> bool:
-    parts = {name for name, _ in norm.named_parameters()}
-    return parts == {"weight"} and hasattr(norm, "variance_epsilon")
-
-
-def _are_plain(maps: Sequence[nn.Module]) -> bool:
-    """Whether maps with the same input are all plain linear layers, all with or all without a
-    bias."""
-    return all(type(m) is nn.Linear for m in maps) and len({m.bias is None for m in maps}) == 1
-
-
 class PlainDecoder:
     """Computes a model for which `unknown_part` returns None.
 
     It is rebuilt whenever weights may have been replaced, which is cheap if they are fused already.
 
-    Args:
-        model: provides the weights; its projections become views of fused tensors.
-
     Attributes:
-        layers: number of layers.
         heads: number of query heads.
         kv_heads: number of key and value heads, each serving `heads / kv_heads` query heads.
         width: dimension of a head.
-        scale: attention scale.
         angles: cosines and signed sines of rotations, `[2, positions, 1, width]`; recomputed when
             there are too few positions.
     """
@@ -133,16 +98,12 @@ class PlainDecoder:
     def compute_hidden_states(
         self, tokens: Tensor, positions: Tensor, longest: int, attend: Attend
     ) -> Tensor:
-        """Computes the last hidden states.
+        """Computes the last hidden states, `[n, hidden size]`.
 
         Args:
             tokens: `[n]`, from any dialogues.
-            positions: `[n]`, each below `longest`.
-            longest: bound on the positions that is known without a device synchronization.
+            positions: `[n]`, each below `longest`, which is known without a device synchronization.
             attend: called with every layer's queries and new keys and values.
-
-        Returns:
-            `[n, hidden size]`.
         """
         cos, sin = self._rotation(longest).index_select(1, positions)
         both, half = self.heads + self.kv_heads, self.width // 2
@@ -209,6 +170,8 @@ class _Matrix:
     """Linear maps with the same input, fused into one map to their concatenated outputs."""
 
     def __init__(self, maps: Sequence[nn.Linear]) -> None:
+        if {type(m) for m in maps} != {nn.Linear} or len({m.bias is None for m in maps}) > 1:
+            raise ValueError("maps that are not plain")
         self._weight = _concatenate_weights([m.weight for m in maps])
         biases = [m.bias.detach() for m in maps if m.bias is not None]
         self._bias = torch.cat(biases) if biases else None
@@ -217,11 +180,8 @@ class _Matrix:
         return functional.linear(x, self._weight.t(), self._bias)
 
     def split_in_two(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Maps `x` to the outputs of two equally wide maps.
-
-        On a GPU they are computed one by one: what follows is faster on contiguous outputs than
-        one product is on two.
-        """
+        """Maps `x` to the outputs of two equally wide maps; on a GPU one by one, since what follows
+        is faster on contiguous outputs than one product is on two."""
         if not x.is_cuda or self._bias is not None:
             first, second = self(x).chunk(2, dim=-1)
         else:
@@ -229,14 +189,13 @@ class _Matrix:
         return first, second
 
     def add_to_residual(self, residual: Tensor, x: Tensor) -> Tensor:
-        """Returns the sum of the residual and the mapped `x`."""
         total = torch.addmm(residual, x, self._weight)
         return total if self._bias is None else total + self._bias
 
 
 def _concatenate_weights(weights: Sequence[Tensor]) -> Tensor:
-    """Returns a fused `[in, sum of outs]` tensor and makes the weights, `[out, in]` each, views of
-    it."""
+    """Returns a fused `[in, sum of outs]` tensor and makes the weights, `[out, in]` each, its
+    views."""
     total = sum(len(w) for w in weights)
     first, at = weights[0], weights[0].storage_offset()
     where = first.untyped_storage().data_ptr()

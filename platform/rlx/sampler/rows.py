@@ -1,4 +1,4 @@
-"""Protocols for decoding a batch of dialogues, independent of the decoder."""
+"""Batches of dialogues that are decoded together, and those that share prefixes."""
 
 from collections.abc import Sequence
 from typing import Protocol, Self
@@ -20,8 +20,7 @@ COMPACT_BELOW = 0.75
 """Finished rows are dropped once the fraction of running rows is below this."""
 
 COMPACT_CAPTURED_BELOW = 0.5
-"""The same where steps are captured: each smaller batch costs a capture, which takes longer than a
-few finished rows in a step whose time hardly depends on its rows."""
+"""The same where steps are captured: each smaller batch costs a capture."""
 
 
 class DialogueRows(Protocol):
@@ -35,7 +34,7 @@ class DialogueRows(Protocol):
 
     compact_below: float
 
-    def read(self, fresh: Sequence[Sequence[int]], room: int) -> Tensor:
+    def prefill(self, fresh: Sequence[Sequence[int]], room: int) -> Tensor:
         """Reads one or more tokens in every dialogue; returns `[R, V]` logits of the next token."""
         ...
 
@@ -62,14 +61,8 @@ class DialogueRows(Protocol):
 
 
 class Decoder(Protocol):
-    """Computes a model.
+    """Computes a model; its description says how, for the run's record."""
 
-    Attributes:
-        name: what it is, for messages.
-        description: how it computes, for the run's record.
-    """
-
-    name: str
     description: str
 
     def start(self, rows: int) -> DialogueRows:
@@ -78,13 +71,7 @@ class Decoder(Protocol):
 
 
 class SharingDecoder:
-    """A plain decoder whose rows share ancestors.
-
-    Args:
-        decoder: computes the model.
-        captures: use `CapturedSteps` for decoding steps.
-        why_not: why steps cannot be captured; None if they can.
-    """
+    """A plain decoder whose rows share ancestors; `why_not` tells why steps cannot be captured."""
 
     def __init__(
         self,
@@ -92,13 +79,11 @@ class SharingDecoder:
         captures: bool = False,
         why_not: str | None = None,
     ) -> None:
-        self.name = "the plain decoder"
         self._decoder, self._captures = decoder, captures and why_not is None
         steps = f", steps not captured: {why_not}" if why_not else ", captured steps" * captures
         self.description = f"compact decoder, shared ancestors{steps}"
 
     def start(self, rows: int) -> "SharedRows":
-        """See `rlx.sampler.rows.Decoder`."""
         d = self._decoder
         empty = d.template_tensor.new_empty(d.layers, d.kv_heads, rows, 0, d.width)
         suffixes = RowSuffixes(empty, empty, [0] * rows)
@@ -134,8 +119,7 @@ class SharedRows:
             read = [n + level.lengths[place] for n, place in zip(read, places, strict=True)]
         return read
 
-    def read(self, fresh: Sequence[Sequence[int]], room: int) -> Tensor:
-        """See `DialogueRows`."""
+    def prefill(self, fresh: Sequence[Sequence[int]], room: int) -> Tensor:
         width = max(map(len, fresh))
         self._make_room(width, room)
         suffix = self._suffix
@@ -156,7 +140,6 @@ class SharedRows:
         return self._decoder.logits(hidden[ends])
 
     def step(self, tokens: Tensor) -> Tensor:
-        """See `DialogueRows`."""
         self._make_room(1, self._suffix.longest)
         suffix, parts = self._suffix, (self._decoder, self._levels, self._suffix)
         if self._captures:
@@ -182,7 +165,6 @@ class SharedRows:
             self._attention = self._captured = None
 
     def fork(self, copies: Sequence[int], room: int) -> Self:
-        """See `DialogueRows`."""
         suffix, longest = self._suffix, self._suffix.longest
         keys = suffix.keys[:, :, :, :longest].mT.contiguous()
         level = AncestorLevel(keys, suffix.values[:, :, :, :longest].contiguous(), suffix.lengths)
@@ -195,11 +177,9 @@ class SharedRows:
         return self._rebuild(levels, new)
 
     def select(self, rows: Sequence[int], room: int) -> Self:
-        """See `DialogueRows`."""
         return type(self).join_rows([(self, row) for row in rows], room)
 
     def set_aside(self, rows: Sequence[int], excess: Sequence[int]) -> Self:
-        """See `DialogueRows`."""
         suffix = self._suffix
         lengths = [suffix.lengths[r] - n for r, n in zip(rows, excess, strict=True)]
         kept = RowSuffixes.gather_rows([(suffix, row) for row in rows], lengths, 0)
@@ -208,7 +188,6 @@ class SharedRows:
 
     @classmethod
     def join_rows(cls, places: Sequence[tuple[Self, int]], room: int) -> Self:
-        """See `DialogueRows`."""
         lengths = [rows._suffix.lengths[row] for rows, row in places]
         suffix = RowSuffixes.gather_rows(
             [(rows._suffix, row) for rows, row in places], lengths, room
@@ -225,5 +204,4 @@ class SharedRows:
         return first._rebuild(levels, suffix)
 
     def _rebuild(self, levels: list[tuple[AncestorLevel, list[int]]], suffix: RowSuffixes) -> Self:
-        """The same decoder with other dialogues."""
         return type(self)(self._decoder, levels, suffix, captures=self._captures)

@@ -1,7 +1,5 @@
-"""KV cache of dialogues that share prefixes, and attention to it.
-
-Rows attend to their ancestors, batched over the rows below each, and to a suffix of their own.
-"""
+"""KV cache of dialogues that share prefixes, and attention to it: to ancestors, batched over the
+rows below each, and to a suffix of each row."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -35,10 +33,8 @@ class AncestorLevel:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RowSuffixes:
-    """Keys and values of each row's own tokens, `[layers, kv_heads, R, room, width]`.
-
-    `lengths` holds the tokens of each row. Columns beyond the longest row are uninitialized.
-    """
+    """Keys and values of each row's own tokens, `[layers, kv_heads, R, room, width]`, and how many
+    each row has. Columns beyond the longest row are uninitialized."""
 
     keys: Tensor
     values: Tensor
@@ -114,10 +110,8 @@ PRUNE_BELOW = 0.75
 
 
 class AncestorGroup:
-    """Rows grouped by their ancestors of one level.
-
-    Rows are ordered by ancestor with an equal number for each, padded if necessary.
-    """
+    """Rows grouped by their ancestors of one level, with an equal number for each, padded if
+    necessary."""
 
     def __init__(self, level: AncestorLevel, at: list[int]) -> None:
         count, used = len(level.lengths), sorted(set(at))
@@ -160,11 +154,8 @@ class AncestorGroup:
 
 
 class SharedContext:
-    """Keys and values that rows attend to: ancestors of every level, and their own suffixes.
-
-    Attributes:
-        shared: number of ancestor columns.
-    """
+    """Keys and values that rows attend to: `shared` columns of ancestors of every level, and their
+    own suffixes."""
 
     def __init__(
         self, levels: Sequence[tuple[AncestorLevel, list[int]]], suffix: RowSuffixes
@@ -174,16 +165,11 @@ class SharedContext:
         self.shared = sum(group.length for group in self._groups)
 
     def attend(self, layer: int, q: Tensor, stop: int, bias: Tensor | None) -> Tensor:
-        """Computes attention of scaled queries.
+        """Computes attention of scaled queries `[kv_heads, R, n, width]`, in the same shape.
 
         Args:
-            layer: index of the layer.
-            q: `[kv_heads, R, n, width]`.
             stop: number of suffix columns to attend to.
             bias: added to the scores, `[R, n or 1, shared + stop]`.
-
-        Returns:
-            `[kv_heads, R, n, width]`.
         """
         keys, values = self._keys[layer][:, :stop], self._values[layer][:, :stop]
         scores = torch.bmm(q.flatten(0, 1), keys.transpose(1, 2)).view(*q.shape[:3], stop)

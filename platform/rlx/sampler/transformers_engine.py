@@ -1,8 +1,8 @@
 """Samples completions with a transformers model.
 
-Each distinct context is read once and forked into its completions, and what all contexts begin
-with is read once for all of them. Finished rows leave the batch.
-The KV cache of a completion is kept until the session's next call, if that may continue it.
+Each distinct context is read once and forked into its completions, and what all contexts begin with
+is read once for all of them. Finished rows leave the batch. The KV cache of a completion is kept
+until the session's next call, if that may continue it.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -34,7 +34,7 @@ from rlx.sampler.rows import Decoder, DialogueRows
 from rlx.spec import RunnerSpec, TransformersSamplerSpec, TurnSpec
 
 LOOK_EVERY = 4
-"""Steps between checks for finished rows, since each check synchronizes with the device. Tokens
+"""Steps between checks for finished rows, each of which synchronizes with the device. Tokens
 sampled after a row has finished are discarded."""
 
 MOST_LOGITS = 2**27
@@ -57,16 +57,9 @@ def open_transformers(
 
 
 class TransformersSampler(SamplingEngine):
-    """Samples completions; owns its own copy of the weights.
+    """Samples completions, at most `max_rows` together; owns its own copy of the weights.
 
-    Args:
-        policy: model and tokenizer; the model must not be sharded, and the memory layout of its
-            weights may change.
-        max_rows: completions decoded together.
-        device: the device to sample on.
-
-    Attributes:
-        description: how the model is computed, and why if that is the slow way.
+    The model must not be sharded, and the memory layout of its weights may change.
     """
 
     def __init__(self, policy: Policy, *, max_rows: int, device: torch.device) -> None:
@@ -77,11 +70,10 @@ class TransformersSampler(SamplingEngine):
         self.description = self._build_decoder().description
 
     def load(self, weights: Mapping[str, Tensor]) -> None:
-        """See `SamplingEngine.load`."""
         self.load_each(iter(weights.items()))
 
     def load_each(self, weights: Iterator[tuple[str, Tensor]]) -> None:
-        """Copies the learner's weights as they come; see `SamplingEngine.load_each`."""
+        """Copies the learner's weights as they come."""
         own = dict(self._model.named_parameters(remove_duplicate=False))
         with torch.no_grad():
             for name, weight in weights:
@@ -91,7 +83,6 @@ class TransformersSampler(SamplingEngine):
     def compute_logprobs(
         self, sequences: Sequence[Sequence[int]], top: int
     ) -> list[SequenceLogprobs]:
-        """See `SamplingEngine.compute_logprobs`."""
         length, limit = max(map(len, sequences), default=0), self._policy.context_length
         if length > limit:
             raise SpecError(
@@ -118,7 +109,6 @@ class TransformersSampler(SamplingEngine):
         return [found[number] for number in range(len(sequences))]
 
     def release(self) -> None:
-        """See `SamplingEngine.release`."""
         give_memory_back(self._model.device)
 
     @contextmanager
@@ -135,8 +125,8 @@ class TransformersSampler(SamplingEngine):
 
 
 def _split_by_logits(sequences: Sequence[Sequence[int]], vocabulary: int) -> Iterator[list[int]]:
-    """Splits sequences, by length, into batches whose padded logits number at most `MOST_LOGITS`;
-    one that has more is a batch of its own. Yields the numbers of the sequences."""
+    """Yields the numbers of sequences, by length, in batches whose padded logits number at most
+    `MOST_LOGITS`."""
     batch: list[int] = []
     for number in sorted(range(len(sequences)), key=lambda n: len(sequences[n])):
         if batch and (len(batch) + 1) * len(sequences[number]) * vocabulary > MOST_LOGITS:
@@ -154,8 +144,6 @@ class _CompletionBatch:
     Attributes:
         contexts: distinct contexts, each with the completion that it extends; each is read once.
         copies: index of each completion's context.
-        seeds: one per completion.
-        limits: of tokens, one per completion.
         abandoned: says of each completion whether it is still waited for; None if it always is.
     """
 
@@ -185,13 +173,12 @@ class _CompletionBatch:
 
     @property
     def extended(self) -> list[int]:
-        """The completions that the contexts extend."""
         return [number for number, _ in self.contexts if number is not None]
 
 
 class _KeptCompletion(NamedTuple):
     """The batch and row that hold the KV cache of a finished completion, and its tokens read so
-    far, context included."""
+    far."""
 
     rows: DialogueRows
     row: int
@@ -215,18 +202,14 @@ class _TransformersSession:
 
     @property
     def context_length(self) -> int:
-        """See `rlx.rollout.SamplingSession`."""
         return self._policy.context_length
 
     @torch.inference_mode()
     def generate(
         self, requests: Sequence[CompletionRequest], sampling: TurnSpec
     ) -> list[tuple[Completion, ...]]:
-        """One completion per seed of every request. See `rlx.rollout.SamplingSession`.
-
-        Raises:
-            SpecError: a dialogue could outgrow the model.
-        """
+        """See `rlx.rollout.SamplingSession`. Raises SpecError if a dialogue could outgrow the
+        model."""
         require_context_room(requests, sampling, self.context_length)
         give_memory_back(self._policy.model.device)
         extends = all(request.extends is not None for request in requests)
@@ -258,9 +241,8 @@ class _TransformersSession:
     ) -> tuple[list[Completion], list[tuple[DialogueRows, int]]]:
         """Samples the completions of one batch; returns them and where their caches are kept.
 
-        Args:
-            later: completions whose caches later batches extend; all others are dropped as soon as
-                this batch has copied what it extends.
+        All caches but those that `later` batches extend are dropped as soon as this one has copied
+        what it extends.
         """
         longest = max(batch.limits)
         rows, logits = self._read_contexts(batch, forks, longest)
@@ -307,11 +289,11 @@ class _TransformersSession:
             rows = type(extended[0].rows).join_rows(places, max(map(len, fresh)) + room)
         elif seen[0]:
             common = self._decoder.start(1)
-            common.read([contexts[0][: seen[0]]], 0)
+            common.prefill([contexts[0][: seen[0]]], 0)
             rows = common.select([0] * len(contexts), max(map(len, fresh)) + room)
         else:
             rows = self._decoder.start(len(contexts))
-        logits = rows.read(fresh, room)
+        logits = rows.prefill(fresh, room)
         if not forks:
             return rows, logits
         copies = torch.tensor(part.copies, device=logits.device)
@@ -330,13 +312,8 @@ class _DecodingLoop:
     """Decodes rows one token at a time until each has ended.
 
     Args:
-        policy: provides end tokens and decoding of text.
-        sampling: the turn's settings.
         rows: `R` dialogues.
         noise: `[R, L]` in [0, 1), for at most L tokens per row.
-        batch: limits of the rows, and whether they are still waited for.
-        on_ended: called with the number of rows that have just ended.
-        keeps: whether the KV caches of finished rows are kept.
 
     Attributes:
         places: the batch and row that hold the KV cache of each finished completion, if it is kept.
@@ -412,10 +389,8 @@ class _DecodingLoop:
         return token
 
     def _end_at_stop_strings(self, stop: StopStringDetector, fresh: int) -> None:
-        """Ends each row with the first of its `fresh` newest tokens that completes a stop string.
-
-        Tokens that were sampled after it are discarded.
-        """
+        """Ends each row with the first of its `fresh` newest tokens that completes a stop
+        string."""
         newest = torch.stack([token for token, _ in self._drawn[-fresh:]], dim=1).tolist()
         lengths, runs = self._counts.tolist(), self._runs.tolist()
         for row, tokens in enumerate(newest):
@@ -441,10 +416,8 @@ class _DecodingLoop:
         return token[index]
 
     def _retire(self, which: Sequence[int], step: int) -> None:
-        """Sets finished rows aside, and stores the length of each completion.
-
-        All sampled tokens but the last have been read, including those after a row's end.
-        """
+        """Sets finished rows aside, and stores the length of each completion. All sampled tokens
+        but the last have been read, including those after a row's end."""
         tokens, logprobs = (
             torch.stack(steps, 1).tolist() for steps in zip(*self._drawn, strict=True)
         )

@@ -1,9 +1,9 @@
-"""Samples with vLLM in a worker process beside the rank.
+"""Samples with vLLM in a worker process beside the rank, `rlx.sampler.vllm_process`.
 
-Weights and messages travel as `rlx.sampler.vllm_channel` says. Nothing is tokenized twice: a turn's
-context consists of exactly the tokens sampled before, and vLLM's prefix cache finds those it has
-read. A killed worker is restarted once: it loads the weights published last, and the request is
-repeated, which gives the same result since every row has its own seed.
+Nothing is tokenized twice: a turn's context consists of exactly the tokens sampled before, and
+vLLM's prefix cache finds those it has read. A killed worker is restarted once: it loads the weights
+published last, and the request is repeated, which gives the same result since every row has its own
+seed.
 """
 
 import copy
@@ -13,13 +13,15 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from multiprocessing import Pipe
+from multiprocessing import Pipe, reduction
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import save_file
 from torch import Tensor
 
 from rlx.errors import RlxError, SpecError
@@ -27,18 +29,12 @@ from rlx.model import Policy, StoredForm
 from rlx.rollout import Completion, CompletionRequest
 from rlx.sampler.draw import require_context_room, require_finite_logits
 from rlx.sampler.engine import SamplingEngine, require_vllm
-from rlx.sampler.vllm_channel import (
-    SHARED_MEMORY,
-    WeightFile,
-    collect_weights,
-    drop_tied_weights,
-    receive_message,
-    send_message,
-)
+from rlx.sampler.vllm_process import receive_message, send_message
 from rlx.spec import RunnerSpec, TurnSpec
 from rlx.spec import VllmSamplerSpec as VllmSpec
 from rlx.text import escape_unprintable
 
+SHARED_MEMORY = Path("/dev/shm")
 WORKER = "rlx.sampler.vllm_process"
 WORKER_OPTIONS = ("max_rows", "kv_cache_mb", "max_length", "gpu_memory_utilization")
 """Settings of the `sampler:` section that the worker is started with."""
@@ -70,12 +66,7 @@ def open_vllm(
 class VllmSampler(SamplingEngine):
     """Samples completions; its worker owns its own copy of the weights.
 
-    Args:
-        policy: provides the configuration, tokenizer and initial weights; not kept. Adapters that
-            training adds to it arrive merged into the weights.
-        spec: the `sampler:` section.
-        runner: precision, and threads of the worker.
-        device: device of the rank.
+    The policy is not kept. Adapters that training adds to it arrive merged into the weights.
 
     Attributes:
         limits: maximum dialogue length of the model, and the one that fits into the KV cache, both
@@ -119,7 +110,6 @@ class VllmSampler(SamplingEngine):
 
     @property
     def context_length(self) -> int:
-        """Maximum dialogue length, in tokens."""
         return self.limits[0] if self._grows else min(self.limits)
 
     @property
@@ -127,11 +117,8 @@ class VllmSampler(SamplingEngine):
         return self._device.type == "cuda" and self._settings["max_length"] is not None
 
     def make_room(self, length: int) -> None:
-        """Restarts the worker for longer dialogues, if it was started for shorter ones.
-
-        Args:
-            length: tokens of the longest dialogue.
-        """
+        """Restarts the worker for dialogues of `length` tokens, if it was started for shorter
+        ones."""
         model, memory = self.limits
         if self._grows and memory < length <= model:
             self._settings["max_length"] = min(model, -(-length // LENGTH_STEP) * LENGTH_STEP)
@@ -159,15 +146,9 @@ class VllmSampler(SamplingEngine):
         return worker, answer["longest"]
 
     def load(self, weights: Mapping[str, Tensor]) -> None:
-        """See `SamplingEngine.load`."""
         self.load_each(iter(drop_tied_weights(weights).items()))
 
     def load_each(self, weights: Iterator[tuple[str, Tensor]]) -> None:
-        """See `SamplingEngine.load_each`.
-
-        Raises:
-            RlxError: vLLM cannot load them.
-        """
         if self._weights is not None:
             self._weights.close()
         self._weights = None
@@ -184,9 +165,8 @@ class VllmSampler(SamplingEngine):
         self.holds_weights = True
 
     @contextmanager
-    def session(self) -> Iterator["_VllmSession"]:
-        """Opens a session."""
-        yield _VllmSession(self)
+    def session(self) -> Iterator["VllmSampler"]:
+        yield self  # stateless: vLLM's prefix cache recognizes contexts by their tokens
 
     def release(self) -> None:
         """Releases the GPU memory of the worker, weights included, until the next request."""
@@ -194,7 +174,32 @@ class VllmSampler(SamplingEngine):
             self._ask({"ask": "sleep"}, "sleep")
             self.holds_weights = False
 
-    def generate(self, rows: Sequence[Row], sampling: TurnSpec) -> list[Any]:
+    def generate(
+        self, requests: Sequence[CompletionRequest], sampling: TurnSpec
+    ) -> list[tuple[Completion, ...]]:
+        """See `rlx.rollout.SamplingSession`.
+
+        Raises:
+            SpecError: a dialogue could outgrow the model, or the temperature is too low for vLLM.
+            RlxError: vLLM failed.
+        """
+        lengths = (len(r.context) + r.limit_tokens(sampling) for r in requests)
+        self.make_room(max(lengths, default=0))
+        require_context_room(requests, sampling, *self.limits)
+        if sampling.temperature < (coldest := VllmSpec.min_temperature):
+            raise SpecError(
+                f"temperature is {sampling.temperature:g}, but vLLM's minimum is {coldest:g}: use "
+                "top_k: 1 to take the most likely tokens"
+            )
+        rows = [(r.context, seed, r.limit_tokens(sampling)) for r in requests for seed in r.seeds]
+        completions = self._generate_rows(rows, sampling) if rows else []
+        if self.on_ended is not None:
+            self.on_ended(len(rows))
+        require_finite_logits(logprobs for _, logprobs, _ in completions)
+        ready = (Completion(tuple(t), tuple(p), reason) for t, p, reason in completions)
+        return [tuple(next(ready) for _ in request.seeds) for request in requests]
+
+    def _generate_rows(self, rows: Sequence[Row], sampling: TurnSpec) -> list[Any]:
         """Returns tokens, log-probabilities and finish reason of every row."""
         if not self.holds_weights:
             self._load_published_weights()
@@ -228,36 +233,56 @@ class VllmSampler(SamplingEngine):
             self._weights.close()
 
 
-class _VllmSession:
-    """Stateless: vLLM's prefix cache recognizes contexts by their tokens."""
+def collect_weights(weights: Iterable[tuple[str, Tensor]], dtype: torch.dtype) -> dict[str, Tensor]:
+    """Copies weights to the host's memory as they come, so that of weights that ranks gather no
+    more than one is whole at a time."""
+    copies = {}
+    for name, weight in weights:
+        # Copies, since the learner continues and a replaced worker needs the same version.
+        copies[name] = weight.detach().to("cpu", dtype, copy=True).contiguous()
+        del weight
+    return copies
 
-    def __init__(self, sampler: VllmSampler) -> None:
-        self._sampler, self.context_length = sampler, sampler.context_length
 
-    def generate(
-        self, requests: Sequence[CompletionRequest], sampling: TurnSpec
-    ) -> list[tuple[Completion, ...]]:
-        """One completion per seed of every request. See `rlx.rollout.SamplingSession`.
+def drop_tied_weights(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Returns weights that have no memory in common, each under its first name."""
+    names: dict[int, str] = {}
+    for name, weight in weights.items():
+        names.setdefault(weight.data_ptr(), name)
+    return {name: weights[name].detach() for name in names.values()}
 
-        Raises:
-            SpecError: a dialogue could outgrow the model, or the temperature is too low for vLLM.
-            RlxError: vLLM failed.
-        """
-        lengths = (len(r.context) + r.limit_tokens(sampling) for r in requests)
-        self._sampler.make_room(max(lengths, default=0))
-        require_context_room(requests, sampling, *self._sampler.limits)
-        if sampling.temperature < (coldest := VllmSpec.min_temperature):
-            raise SpecError(
-                f"temperature is {sampling.temperature:g}, but vLLM's minimum is {coldest:g}: use "
-                "top_k: 1 to take the most likely tokens"
-            )
-        rows = [(r.context, seed, r.limit_tokens(sampling)) for r in requests for seed in r.seeds]
-        completions = self._sampler.generate(rows, sampling) if rows else []
-        if self._sampler.on_ended is not None:
-            self._sampler.on_ended(len(rows))
-        require_finite_logits(logprobs for _, logprobs, _ in completions)
-        ready = (Completion(tuple(t), tuple(p), reason) for t, p, reason in completions)
-        return [tuple(next(ready) for _ in request.seeds) for request in requests]
+
+class WeightFile:
+    """One version of all weights as an open file, kept until the next version.
+
+    It is unlinked as soon as it is open, and only its descriptor is sent: a killed process leaves
+    nothing behind.
+
+    Args:
+        weights: tied weights may be listed once or twice.
+        folders: a temporary folder and one in shared memory, which is used if it has room.
+    """
+
+    def __init__(self, weights: Mapping[str, Tensor], folders: tuple[Path, Path]) -> None:
+        own = {name: weight.contiguous() for name, weight in drop_tied_weights(weights).items()}
+        need = 2 * sum(weight.nbytes for weight in own.values())
+        shared = os.access(SHARED_MEMORY, os.W_OK) and shutil.disk_usage(SHARED_MEMORY).free > need
+        folder = folders[shared]
+        folder.mkdir(mode=0o700, exist_ok=True)
+        path = folder / "model.safetensors"
+        try:
+            save_file(own, path)
+            self._file = path.open("rb")
+        finally:
+            path.unlink(missing_ok=True)
+
+    def send(self, end: Connection) -> None:
+        """Sends the open file to a worker that waits for it."""
+        reduction.send_handle(end, self._file.fileno(), 0)
+
+    def close(self) -> None:
+        """Gives the file's memory back, once no worker has it open."""
+        self._file.close()
 
 
 class WorkerGone(Exception):
@@ -265,12 +290,8 @@ class WorkerGone(Exception):
 
 
 class WorkerProcess:
-    """A worker process and the pipe to it, which closes when this process ends for any reason.
-
-    Args:
-        environment: its environment variables.
-        folders: folders that are removed when it has ended.
-    """
+    """A worker process and the pipe to it, which closes when this process ends for any reason; its
+    folders are removed then."""
 
     def __init__(self, environment: Mapping[str, str], folders: Sequence[Path]) -> None:
         self._end, theirs = Pipe()
@@ -327,12 +348,8 @@ class WorkerProcess:
 def build_worker_environment(threads: int, device: torch.device) -> dict[str, str]:
     """Returns the worker's environment: the rank's GPU, one process, no network, little logging.
 
-    On a CPU nothing is compiled: the model is run eagerly there, and for one small function of its
-    own vLLM would have every worker call a C++ compiler, for more seconds than all else takes.
-
-    Args:
-        threads: CPU threads of the worker.
-        device: device of the rank.
+    On a CPU nothing is compiled: for one small function of its own vLLM would have every worker
+    call a C++ compiler, for more seconds than all else takes.
     """
     inherited = {k: v for k, v in os.environ.items() if not k.startswith(RANK_VARIABLES)}
     by_device = {"TORCH_COMPILE_DISABLE": "1"}

@@ -1,49 +1,66 @@
 """The vLLM worker process: `python -m rlx.sampler.vllm_process DESCRIPTOR FOLDER...`.
 
-It answers its rank over a pipe and exits when the pipe closes. vLLM runs inside it, without
-processes of its own. Input and output are token ids.
+It answers its rank over a pipe and exits when the pipe closes. Input and output are token ids.
 """
 
+import json
 import os
 import select
 import shutil
 import signal
 import sys
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from multiprocessing import reduction
 from multiprocessing.connection import Connection
 from pathlib import Path
 from threading import Thread
 from typing import Any
 
 import torch
-from torch import nn
+from safetensors import safe_open
+from torch import Tensor, nn
 
 from rlx.importing import speed_up_imports
 from rlx.model import PlainDialogue, pretrained_tokenizer
 from rlx.sampler.draw import StopStringDetector
-from rlx.sampler.vllm_channel import read_weights, receive_message, send_message
 
 BLOCK = 32
 """Block size of the prefix cache in tokens: the smallest that vLLM supports on the CPU."""
 
 
+def send_message(end: Connection, message: Mapping[str, Any]) -> None:
+    """Sends a message as JSON, so that receiving one runs no code."""
+    end.send_bytes(json.dumps(message).encode())
+
+
+def receive_message(end: Connection) -> dict[str, Any]:
+    """Waits for the next message; raises EOFError or OSError if the other process is gone."""
+    message: dict[str, Any] = json.loads(end.recv_bytes())
+    return message
+
+
+def read_weights(end: Connection) -> Iterator[tuple[str, Tensor]]:
+    """Yields the weights of the open file that the rank sends."""
+    descriptor = reduction.recv_handle(end)
+    try:
+        with safe_open(f"/dev/fd/{descriptor}", framework="pt") as file:
+            for name in file.keys():  # noqa: SIM118  (not a mapping)
+                yield name, file.get_tensor(name)
+    finally:
+        os.close(descriptor)
+
+
 @dataclass(slots=True)
 class _PendingCompletion:
-    """A completion that is being generated."""
-
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     finish_reason: str = "length"
 
 
 class VllmWorker:
-    """A vLLM engine whose weights are replaced by those of a learner.
-
-    Args:
-        settings: `folder` with configuration and tokenizer, and the engine's options.
-    """
+    """A vLLM engine whose weights are replaced by those of a learner."""
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
         with speed_up_imports():
@@ -140,7 +157,6 @@ class VllmWorker:
     def _append(
         self, completion: _PendingCompletion, new: Any, stop: StopStringDetector | None
     ) -> None:
-        """Appends new tokens to a completion, until it ends."""
         for token, logprobs in zip(new.token_ids, new.logprobs, strict=True):
             completion.token_ids.append(token)
             completion.logprobs.append(logprobs[token].logprob)
@@ -189,12 +205,8 @@ def repack_matrices(model: nn.Module) -> None:
 
 
 def main(descriptor: int, *folders: str) -> int:
-    """Answers the rank until it is gone or a request fails; a failed worker is not reused.
-
-    Args:
-        descriptor: file descriptor of this end of the pipe.
-        folders: folders to remove when the rank ends.
-    """
+    """Answers the rank until it is gone or a request fails; a failed worker is not reused. The
+    folders are removed when the rank ends."""
     for number in (signal.SIGINT, signal.SIGTERM):  # the rank handles these between two steps
         signal.signal(number, signal.SIG_IGN)
     leaving = Thread(target=_exit_with_rank, args=(descriptor, folders), daemon=True)

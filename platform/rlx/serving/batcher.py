@@ -201,14 +201,12 @@ class Batcher:
         self, requests: Sequence[CompletionRequest], sampling: TurnSpec
     ) -> list[tuple[Completion, ...]]:
         wanted = [request for request in requests if request.max_new_tokens != 0]
-        if not wanted:
-            return [(Completion((), (), "length"),) * len(request.seeds) for request in requests]
-        longest = max(request.max_new_tokens or 0 for request in wanted)
-        with self._engine.session() as session:
-            groups = iter(
-                session.generate(wanted, sampling.model_copy(update={"max_new_tokens": longest}))
-            )
-        empty = Completion((), (), "length")
+        groups, empty = iter(list[tuple[Completion, ...]]()), Completion((), (), "length")
+        if wanted:
+            longest = max(request.max_new_tokens or 0 for request in wanted)
+            limited = sampling.model_copy(update={"max_new_tokens": longest})
+            with self._engine.session() as session:
+                groups = iter(session.generate(wanted, limited))
         return [
             next(groups) if request.max_new_tokens != 0 else (empty,) * len(request.seeds)
             for request in requests

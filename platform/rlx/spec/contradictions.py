@@ -1,7 +1,6 @@
 """What values of an experiment contradict each other, and which are probably unintended.
 
-Every value has been validated by its own model. What is found here is reported all at once, at the
-key that causes it and, where the file lacks that key, at the one that it contradicts.
+Each is reported at the key that causes it, or at the one that it contradicts.
 """
 
 import re
@@ -59,6 +58,10 @@ def find_contradictions(spec: ExperimentSpec) -> Iterator[Diagnostic]:
 def _refuse(path: KeyPath, text: str, *helps: str, against: KeyPath = ()) -> Diagnostic:
     """Returns the error whose message is the name of a setting and what is wrong with it."""
     return build_error(path, f"{format_key_path(path)} {text}", *helps, against=against)
+
+
+def _warn(path: KeyPath, text: str, *helps: str, against: KeyPath = ()) -> Diagnostic:
+    return build_warning(path, f"{format_key_path(path)} {text}", *helps, against=against)
 
 
 # Sizes -----------------------------------------------------------------------------------------
@@ -537,21 +540,32 @@ def _check_sampling(spec: ExperimentSpec) -> Iterator[Diagnostic]:
 def find_cautions(spec: ExperimentSpec) -> Iterator[Diagnostic]:
     """Yields warnings about the experiment as it stands in phases without `set`."""
     plain = [phase for phase in spec.phases if not phase.set]
-    critic, warm = spec.critic, spec.model.warm_start
-    for phase in plain:
-        whole = f"phase '{phase.name}'"
-        yield from _check_warmup(("optimizer",), spec.optimizer, phase.steps, whole)
-    if critic is not None:
-        yield from _check_warmup(("critic",), critic, spec.steps, "the run")
-    if warm is not None:
-        yield from _check_warmup(("model", "warm_start"), warm, warm.steps, "the warm start")
-    adams = {("optimizer",): spec.optimizer, ("critic",): critic, ("model", "warm_start"): warm}
+    adams: dict[KeyPath, OptimizerSpec | CriticSpec | WarmStart | None] = {
+        ("optimizer",): spec.optimizer,
+        ("critic",): spec.critic,
+        ("model", "warm_start"): spec.model.warm_start,
+    }
     for path, adam in adams.items():
-        if adam is not None and adam.learning_rate > _LARGEST_RATE:
-            yield build_warning(
+        if adam is None:
+            continue
+        whole, steps = "the run", spec.steps
+        if isinstance(adam, WarmStart):
+            whole, steps = "the warm start", adam.steps
+        elif isinstance(adam, OptimizerSpec) and plain:
+            shortest = min(plain, key=lambda phase: phase.steps)
+            whole, steps = f"phase '{shortest.name}'", shortest.steps
+        if adam.warmup_steps >= steps:
+            yield _warn(
+                (*path, "warmup_steps"),
+                f"is {adam.warmup_steps}, but {whole} ends after {steps} steps: the learning rate "
+                "never leaves its warm-up",
+                against=(*path, "steps"),
+            )
+        if adam.learning_rate > _LARGEST_RATE:
+            yield _warn(
                 (*path, "learning_rate"),
-                f"{'.'.join(path)}.learning_rate is {adam.learning_rate:g}: AdamW would move every "
-                "weight by about that much in each step",
+                f"is {adam.learning_rate:g}: AdamW would move every weight by about that much in "
+                "each step",
                 "1e-6 is usual for a pretrained model and 1e-3 for a tiny one",
             )
     yield from _check_replaced_sections(spec)
@@ -560,24 +574,12 @@ def find_cautions(spec: ExperimentSpec) -> Iterator[Diagnostic]:
         yield from _check_kl_settings(spec)
         low, high = spec.loss.clip
         if spec.loss.surrogate in ("clip", "cispo") and 0.5 <= low < 1 < high < 2:
-            yield build_warning(
+            yield _warn(
                 ("loss", "clip"),
-                f"loss.clip is [{low:g}, {high:g}], distances from 1: the ratio is clipped to "
+                f"is [{low:g}, {high:g}], distances from 1: the ratio is clipped to "
                 f"[{1 - low:g}, {1 + high:g}]",
                 f"for the bounds {low:g} and {high:g} write [{1 - low:g}, {high - 1:g}]",
             )
-
-
-def _check_warmup(
-    path: tuple[str, ...], adam: OptimizerSpec | CriticSpec | WarmStart, steps: int, whole: str
-) -> Iterator[Diagnostic]:
-    if adam.warmup_steps >= steps:
-        yield build_warning(
-            (*path, "warmup_steps"),
-            f"{'.'.join(path)}.warmup_steps is {adam.warmup_steps}, but {whole} ends after {steps} "
-            "steps: the learning rate never leaves its warm-up",
-            against=(*path, "steps"),
-        )
 
 
 def _check_replaced_sections(spec: ExperimentSpec) -> Iterator[Diagnostic]:
@@ -615,39 +617,35 @@ def _check_kl_settings(spec: ExperimentSpec) -> Iterator[Diagnostic]:
     if not credit.use_kl_in_reward:
         for key in ("kl_penalty", "kl_coef", "kl_adaptive"):
             if getattr(credit, key) != type(credit).model_fields[key].default:
-                yield build_warning(
+                yield _warn(
                     ("credit", key),
-                    f"credit.{key} has no effect: KL is not part of the reward",
+                    "has no effect: KL is not part of the reward",
                     "set `credit.use_kl_in_reward: true` to include it",
                 )
     if spec.model.reference is not None and penalty is None and not credit.use_kl_in_reward:
-        yield build_warning(
+        yield _warn(
             ("model", "reference"),
-            "model.reference has no effect: nothing measures the KL divergence from it",
+            "has no effect: nothing measures the KL divergence from it",
             "add `loss: {kl: {coefficient: 1}}`, or `credit.use_kl_in_reward: true`",
         )
     if penalty is not None and penalty.kl_penalty in ("k1", "kl"):
-        yield build_warning(
+        yield _warn(
             ("loss", "kl", "kl_penalty"),
-            f"loss.kl.kl_penalty is {penalty.kl_penalty!r}: as a loss, its gradient is 0 in "
-            "expectation",
+            f"is {penalty.kl_penalty!r}: as a loss, its gradient is 0 in expectation",
             "k2 has the gradient of the KL; k1 belongs in the reward",
         )
 
 
 def _check_turn_sampling(spec: ExperimentSpec) -> Iterator[Diagnostic]:
     for number, level in enumerate(spec.rollout.list_levels()):
+        at = ("rollout", *level.at)
         for key, full in (("top_p", 1.0), ("top_k", 0)):
-            if getattr(level.turn, key) != full:
-                yield build_warning(
-                    ("rollout", *level.at, key),
-                    f"{level.key}.{key} is {getattr(level.turn, key)}: the learner's "
-                    "log-probabilities are of the full distribution, so ratios and KL are not "
-                    "exact",
+            if (value := getattr(level.turn, key)) != full:
+                yield _warn(
+                    (*at, key),
+                    f"is {value}: the learner's log-probabilities are of the full distribution, so "
+                    "ratios and KL are not exact",
                     f"{key}: {full} samples from the full distribution",
                 )
         if number == 0 and "{prompt}" not in level.turn.template:
-            yield build_warning(
-                ("rollout", *level.at, "template"),
-                f"{level.key}.template has no {{prompt}}: the model never sees the problem",
-            )
+            yield _warn((*at, "template"), "has no {prompt}: the model never sees the problem")

@@ -198,11 +198,8 @@ class ExperimentSpec(StrictModel):
         return name
 
     def place(self, step: int) -> tuple[int, int]:
-        """Returns the index (from 0) of a step's phase and the steps of that phase completed by it.
-
-        Raises:
-            ValueError: there is no such step.
-        """
+        """Returns the index (from 0) of a step's phase and the steps of that phase completed by it;
+        raises `ValueError` if there is no such step."""
         done = step
         for number, phase in enumerate(self.phases):
             if done <= phase.steps:
@@ -215,10 +212,8 @@ class ExperimentSpec(StrictModel):
 
         If the phase selects another schedule, or other levels, the keys that only the previous
         schedule has are dropped, together with the rewards, the entropy bonus and the expected
-        score of turns that are not sampled.
-
-        Raises:
-            ValueError: a path does not exist, or is fixed for the whole run.
+        score of turns that are not sampled. Raises `ValueError` for a path that does not exist, or
+        is fixed for the whole run.
         """
         tree, misplaced = self.apply_phase(phase)
         if misplaced:
@@ -267,12 +262,10 @@ class ExperimentSpec(StrictModel):
                 tree["rewards"]["turn"].pop(name, None)
         turns = [turn for turn in read.values() if isinstance(turn, dict)]
         spans = [span for turn in turns for span in turn.get("spans") or ()]
-        bonus = self.loss.entropy
-        if bonus and bonus.span and bonus.span not in spans and is_untouched("loss", "entropy"):
-            tree["loss"]["entropy"] = None
-        expected = self.loss.expected
-        if expected and expected.span not in spans and is_untouched("loss", "expected"):
-            tree["loss"]["expected"] = None
+        for key in ("entropy", "expected"):
+            term = getattr(self.loss, key)
+            if term and term.span and term.span not in spans and is_untouched("loss", key):
+                tree["loss"][key] = None
 
     def dump_resolved(self) -> dict[str, Any]:
         """Returns the whole spec, defaults included, as plain JSON values under their YAML keys."""
@@ -280,11 +273,8 @@ class ExperimentSpec(StrictModel):
 
     @classmethod
     def from_record(cls, recorded: Mapping[str, Any]) -> Self:
-        """Reads the resolved spec of a recorded run, which an earlier version may have written.
-
-        Raises:
-            SpecError: it has a setting that this version lacks.
-        """
+        """Reads the resolved spec of a recorded run, which an earlier version may have written;
+        raises `SpecError` if it has a setting that this version lacks."""
         tree = deepcopy(dict(recorded))
         for path, name, value in _FORMER_SETTINGS:
             for section in _list_sections(tree, path):

@@ -135,15 +135,8 @@ OnError = Literal["fail", "drop_sample", "drop_group"]
 
 @dataclass(frozen=True, slots=True)
 class EnvironmentLimits:
-    """What an environment may take, and what its faults cost.
-
-    Attributes:
-        call: seconds of one call.
-        episode: seconds of all calls of one episode.
-        patience: seconds that a turn waits for others to be sampled with; None: for all of them.
-        sessions: sessions at once, on each rank, if they are not replayable.
-        on_error: what becomes of a rollout with a fault.
-    """
+    """What an environment may take, in seconds of one call and of all of an episode, and what its
+    faults cost; None lets a turn wait for all others, for any time."""
 
     call: float
     episode: float
@@ -221,8 +214,8 @@ class SelfPlay(StrictModel):
     """The policy plays both players of the training games. In held-out games the environment plays
     the second."""
 
-    learn: Literal["both", "first"] = "both"
-    """Whose turns learn: both players', or the first one's against a copy of itself."""
+    learn: Literal["both"] = "both"
+    """Whose turns learn: both players'."""
 
 
 class MultiTurnRolloutSpec(Schedule):

@@ -31,11 +31,8 @@ class _DescribedFields(GenerateJsonSchema):
 def experiment_schema(plugins: Mapping[str, Iterable[str]]) -> dict[str, Any]:
     """Returns the schema (draft 2020-12), with field docstrings as descriptions.
 
-    A file may extend another, so no key is required, and null may leave a value out.
-
-    Args:
-        plugins: names of plugins by kind. They become examples, not an enum, since users can
-            install others. Their options may be any.
+    A file may extend another, so no key is required, and null may leave a value out. Names of
+    plugins by kind become examples, not an enum, since users can install others.
     """
     schema = ExperimentSpec.model_json_schema(schema_generator=_DescribedFields)
     for use, kind in PLUGIN_USES.items():

@@ -415,15 +415,7 @@ class SentenceCuts(StrictModel):
     """Maximum number of cuts within the reasoning, spread evenly over its sentences."""
 
 
-class TokenCuts(StrictModel):
-    """Cuts at a fixed interval of tokens."""
-
-    by: Literal["token"] = "token"
-    every: Count = Field(16, ge=1)
-    """Tokens between cuts."""
-
-
-Cut = Annotated[FractionCuts | SentenceCuts | TokenCuts, Field(discriminator="by")]
+Cut = Annotated[FractionCuts | SentenceCuts, Field(discriminator="by")]
 
 
 class MonteCarloSpec(StrictModel):

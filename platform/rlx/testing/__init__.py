@@ -68,8 +68,8 @@ _WITH_TORCH = {
     "check_mask": "masks",
     "example_batch": "masks",
     "mask_checks": "masks",
-    "check_placement": "masks",
-    "placement_checks": "masks",
+    "check_placement": "estimators",
+    "placement_checks": "estimators",
 }
 
 

@@ -1,12 +1,4 @@
-"""Checks for environments. Plugin authors: call `check_environment`, or parametrise by
-`environment_checks`.
-
-    @pytest.mark.parametrize("check", environment_checks(), ids=str)
-    def test_keeps(check):
-        check(MyEnvironment)
-
-Environments run as in training: in a worker process with a deadline and a memory cap.
-"""
+"""Checks for environments, which run as in training: in a worker with a deadline."""
 
 import pickle
 from collections.abc import Callable, Mapping, Sequence
@@ -53,11 +45,7 @@ def check_environment(
 def environment_checks(
     problems: Sequence[Mapping[str, Any]] | None = None,
 ) -> tuple[PromiseCheck, ...]:
-    """Returns the checks for environments.
-
-    Args:
-        problems: see `check_environment`.
-    """
+    """Returns the checks for environments; see `check_environment`."""
 
     def call(run: Callable[[Subject, list[_EpisodeCase]], None], subject: Subject) -> None:
         run(subject, _build_episode_cases(subject, problems))
@@ -91,21 +79,13 @@ class _EpisodeCase:
         )
 
     def play(self, *, watched: bool = False) -> list[Step]:
-        """Returns the steps of the episode, up to the first that is done.
-
-        Raises:
-            AssertionError: the environment failed.
-        """
+        """Returns the steps of the episode, up to the first that is done."""
         environment: Any = _WatchedEnvironment(self.environment) if watched else self.environment
         with open_environment_host(environment) as host:
             return self.play_on(host)
 
     def play_on(self, host: EnvironmentHost) -> list[Step]:
-        """Like `play`, in a worker that is there.
-
-        Raises:
-            AssertionError: the environment failed.
-        """
+        """Like `play`, in a worker that is there."""
         steps: list[Step] = []
         state = self.begin_on(host)
         player, taken = 0, [0, 0]
@@ -122,11 +102,7 @@ class _EpisodeCase:
         return steps
 
     def begin_on(self, host: EnvironmentHost) -> Any:
-        """Returns the first state.
-
-        Raises:
-            AssertionError: the environment failed.
-        """
+        """Returns the first state."""
         (state,) = host.reset([(self.episode.problem, _SEED)])
         return self._require_answer(state, "its reset")
 
@@ -137,7 +113,6 @@ class _EpisodeCase:
 
 
 def _build_example_cases(subject: Subject) -> list[_EpisodeCase]:
-    """One case per example, with the example's options."""
     return [
         _EpisodeCase(build_subject_plugin(subject, e.options), e)
         for e in getattr(subject, "examples", ())
@@ -169,22 +144,14 @@ class _WatchedEnvironment:
         self.release = environment.release
 
     def reset(self, problem: Mapping[str, Any], seed: int) -> Any:
-        """Calls the environment's `reset`.
-
-        Raises:
-            AssertionError: it changed the problem.
-        """
+        """Asserts that the environment leaves the problem as it is."""
         before = _copy_by_pickle(problem)
         state = self.environment.reset(problem, seed)
         assert problem == before, "it changed the problem that it received"
         return state
 
     def step(self, state: Any, action: Action) -> Step:
-        """Calls the environment's `step` twice.
-
-        Raises:
-            AssertionError: it changed the state, or answered the same input differently.
-        """
+        """Asserts that the environment leaves the state as it is, and answers it alike twice."""
         first, second = _copy_by_pickle(state), _copy_by_pickle(state)
         step = self.environment.step(state, action)
         comparable = first == second
@@ -317,7 +284,6 @@ def _check_both_players(subject: Subject, _: list[_EpisodeCase]) -> None:
 
 
 def _group_by_options(cases: Sequence[_EpisodeCase]) -> list[list[_EpisodeCase]]:
-    """The cases of each set of options."""
     groups: dict[str, list[_EpisodeCase]] = {}
     for case in cases:
         groups.setdefault(case.environment.model_dump_json(), []).append(case)

@@ -1,10 +1,8 @@
-"""Checks for advantage estimators. Plugin authors: call `check_estimator`.
-
-Bind the options of a plain function first: `check_estimator(functools.partial(mine, scale=0.5))`.
-"""
+"""Checks for advantage estimators and placements, which both give values to tokens."""
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 from unittest import SkipTest
 
@@ -12,7 +10,7 @@ import torch
 from torch import Tensor
 
 from rlx.batch import NO_TURN
-from rlx.credit import Credit, CreditInputs, place_rewards
+from rlx.credit import Credit, CreditInputs, PlacedRewards, place_rewards, sum_token_rewards
 from rlx.discovery import list_needed_streams
 from rlx.plugin import Estimator as EstimatorPlugin
 from rlx.spec import TurnProportional
@@ -26,13 +24,13 @@ from rlx.testing.promise import (
 )
 from rlx_registry import STREAMS, TokenStream
 
-Estimator = Callable[[CreditInputs], Tensor]
+Function = Callable[[CreditInputs], Tensor | Credit | PlacedRewards]
 
 _SEEDS = range(5)
 _GROUP_SIZES = (4, 2, 5, 3, 12, 1)
 """Answers per prompt: unequal, a group of one, and a group large enough to round its mean."""
 _LENGTH, _TURNS = 7, 3
-_promise = Promises()
+_of_estimators, _of_placements = Promises(), Promises()
 
 
 def example_inputs(seed: int = 0, *, dtype: torch.dtype = torch.float32) -> CreditInputs:
@@ -124,68 +122,143 @@ def check_estimator(estimator: Any) -> None:
 
     Args:
         estimator: an `Estimator` plugin, as class or instance; or a function that takes only
-            `CreditInputs` and returns `[B, T]` advantages.
+            `CreditInputs` and returns `[B, T]` advantages; bind its options by
+            `functools.partial`.
     """
     run_checks(estimator_checks(), estimator)
 
 
 def estimator_checks() -> tuple[PromiseCheck, ...]:
     """Returns the checks for estimators. One that needs other inputs than these is skipped."""
-    return _promise.build_checks(_run_on_examples)
+
+    def call(run: Callable[[Function, CreditInputs], None], subject: Any) -> None:
+        if is_plugin(subject):
+            wanted = {*list_needed_streams(subject)}
+            if lacking := wanted - _get_input_tensors(example_inputs()).keys():
+                raise SkipTest(f"it needs {', '.join(sorted(lacking))}, which no example here has")
+            plugin: EstimatorPlugin = build_subject_plugin(subject)
+            reads_rows = not plugin.needs and plugin.reading() != "token_rewards"
+            if run is _check_equal_rewards and not reads_rows:
+                raise SkipTest("it does not compare rows with each other")
+        _run_on_examples(run, bind_subject(subject))
+
+    return _of_estimators.build_checks(call)
 
 
-def _run_on_examples(run: Callable[[Estimator, CreditInputs], None], subject: Any) -> None:
-    if is_plugin(subject):
-        wanted = {*list_needed_streams(subject)}
-        if lacking := wanted - _get_input_tensors(example_inputs()).keys():
-            raise SkipTest(f"it needs {', '.join(sorted(lacking))}, which no example here has")
-        plugin: EstimatorPlugin = build_subject_plugin(subject)
-        reads_rows = not plugin.needs and plugin.reading() != "token_rewards"
-        if run is _check_equal_rewards and not reads_rows:
-            raise SkipTest("it does not compare rows with each other")
-    function = bind_subject(subject)
+def check_placement(place: Any) -> None:
+    """Raises AssertionError, naming the broken promise, unless a placement keeps them all.
 
-    def compute_advantages(inputs: CreditInputs) -> Tensor:
-        result = function(inputs)
-        return result.advantages if isinstance(result, Credit) else result
+    Args:
+        place: a `Placement` plugin, as class or instance; or a function that is called as
+            `place(inputs)` with `CreditInputs`, like `rlx.credit.place_rewards` with its options
+            bound, and returns `PlacedRewards`.
+    """
+    run_checks(placement_checks(), place)
 
+
+def placement_checks() -> tuple[PromiseCheck, ...]:
+    """Returns the checks for placements."""
+
+    def call(run: Callable[[Function, CreditInputs], None], subject: Any) -> None:
+        place = subject
+        if is_plugin(subject):
+            place = partial(place_rewards, placement=build_subject_plugin(subject))
+        _run_on_examples(run, place)
+
+    return _of_placements.build_checks(call)
+
+
+def _run_on_examples(run: Callable[[Function, CreditInputs], None], function: Function) -> None:
     for seed in _SEEDS:
         for dtype in (torch.float32, torch.float64):
-            run(compute_advantages, example_inputs(seed, dtype=dtype))
+            run(function, example_inputs(seed, dtype=dtype))
 
 
-@_promise("keeps shape and dtype", "return `[B, T]` as the rewards are")
-def _check_advantage_shape(estimator: Estimator, inputs: CreditInputs) -> None:
-    advantages = estimator(inputs)
-    assert advantages.shape == inputs.mask.shape, "changed the shape [B, T]"
-    assert advantages.dtype == inputs.turn_rewards.dtype, "changed the dtype of the rewards"
+def _of_both(name: str, help: str) -> Callable[[Any], Any]:
+
+    def add(run: Callable[[Function, CreditInputs], None]) -> Any:
+        return _of_placements(name, help)(_of_estimators(name, help)(run))
+
+    return add
 
 
-@_promise("does not modify its inputs", "change no tensor in place")
-def _check_inputs_unchanged(estimator: Estimator, inputs: CreditInputs) -> None:
+def _compute_tokens(function: Function, inputs: CreditInputs) -> Tensor:
+    """`[B, T]` advantages, or rewards on tokens."""
+    result = function(inputs)
+    if isinstance(result, Credit):
+        return result.advantages
+    return result.token_rewards if isinstance(result, PlacedRewards) else result
+
+
+def _assert_same_values(actual: Tensor, expected: Tensor, complaint: str) -> None:
+    torch.testing.assert_close(actual, expected, msg=complaint)
+
+
+@_of_both("keeps shape and dtype", "return `[B, T]` as the rewards are")
+def _check_shape(function: Function, inputs: CreditInputs) -> None:
+    values = _compute_tokens(function, inputs)
+    assert values.shape == inputs.mask.shape, "changed the shape [B, T]"
+    assert values.dtype == inputs.turn_rewards.dtype, "changed the dtype of the rewards"
+
+
+@_of_both("does not modify its inputs", "change no tensor in place")
+def _check_inputs_unchanged(function: Function, inputs: CreditInputs) -> None:
     before = {name: tensor.clone() for name, tensor in _get_input_tensors(inputs).items()}
-    estimator(inputs)
+    function(inputs)
     for name, tensor in _get_input_tensors(inputs).items():
         same = tensor.isclose(before[name], rtol=0, atol=0, equal_nan=True)
         assert same.all(), f"wrote into its input {name}"
 
 
-@_promise(
+@_of_both(
     "is finite, and zero outside the mask",
     "select by `torch.where(mask, ..., 0)`; add an epsilon before dividing",
 )
-def _check_masked_advantages(estimator: Estimator, inputs: CreditInputs) -> None:
-    advantages = estimator(inputs)
-    assert advantages.isfinite().all(), "is not finite although every reward is"
-    leaked = advantages[~inputs.mask] != 0
-    assert not leaked.any(), "gave advantage to a token outside the mask"
+def _check_masked_values(function: Function, inputs: CreditInputs) -> None:
+    values = _compute_tokens(function, inputs)
+    assert values.isfinite().all(), "is not finite although every reward is"
+    assert not (values[~inputs.mask] != 0).any(), "gave something to a token outside the mask"
 
 
-@_promise(
+@_of_both("ignores row order", "compare rows by `group_ids`, never by position")
+def _check_row_order(function: Function, inputs: CreditInputs) -> None:
+    order = torch.randperm(len(inputs.mask), generator=torch.Generator().manual_seed(1))
+    actual = _compute_tokens(function, select_input_rows(inputs, order))
+    expected = _compute_tokens(function, inputs)[order]
+    _assert_same_values(actual, expected, "depends on the order of rows")
+
+
+@_of_both("ignores padding", "count tokens by the mask, turns by `turn_present`")
+def _check_padding(function: Function, inputs: CreditInputs) -> None:
+    wide, expected = (_compute_tokens(function, x) for x in (pad_inputs(inputs), inputs))
+    _assert_same_values(wide[:, :_LENGTH], expected, "depends on padding on the right")
+    assert (wide[:, _LENGTH:] == 0).all(), "gave something to padding"
+    more_turns = replace(
+        inputs,
+        turn_rewards=_pad_tensor(inputs.turn_rewards, 0.0),
+        turn_present=_pad_tensor(inputs.turn_present, False),
+        state_ids=_pad_tensor(inputs.state_ids, -1),
+    )
+    complaint = "depends on how many turns other rows have"
+    _assert_same_values(_compute_tokens(function, more_turns), expected, complaint)
+
+
+@_of_both(
+    "ignores absent rewards",
+    "read `turn_rewards` only where `turn_present`: absent is not zero",
+)
+def _check_absent_rewards(function: Function, inputs: CreditInputs) -> None:
+    rewards = torch.where(inputs.turn_present, inputs.turn_rewards, torch.nan)
+    actual = _compute_tokens(function, replace(inputs, turn_rewards=rewards))
+    expected = _compute_tokens(function, inputs)
+    _assert_same_values(actual, expected, "depends on the reward of an absent turn")
+
+
+@_of_estimators(
     "gives zero for equal rewards",
     "compare a group's largest score with its smallest, not with the mean",
 )
-def _check_equal_rewards(estimator: Estimator, inputs: CreditInputs) -> None:
+def _check_equal_rewards(estimator: Function, inputs: CreditInputs) -> None:
     """Uses 0.7 in float32: the sum of n times 0.7, divided by n, is not exactly 0.7."""
     answers = torch.tensor([True, *[False] * (_TURNS - 1)])
     present = torch.where((inputs.levels == 0)[:, None], answers, ~answers)
@@ -199,73 +272,61 @@ def _check_equal_rewards(estimator: Estimator, inputs: CreditInputs) -> None:
         reward_weights=(1.0, 0.3),
     )
     _, slot, size = inputs.group_ids.unique(return_inverse=True, return_counts=True)
-    advantages = estimator(_fill_token_rewards(equal))[size[slot] > 1]
+    advantages = _compute_tokens(estimator, _fill_token_rewards(equal))[size[slot] > 1]
     assert (advantages == 0).all(), "did not give exactly 0 in a group of equal rewards"
 
 
-@_promise(
+@_of_estimators(
     "ignores values outside the mask",
     "select by `torch.where(mask, x, 0)`; a product with the mask keeps NaN",
 )
-def _check_outside_ignored(estimator: Estimator, inputs: CreditInputs) -> None:
+def _check_outside_ignored(estimator: Function, inputs: CreditInputs) -> None:
     def poison(tensor: Tensor) -> Tensor:
         return torch.where(inputs.mask, tensor, torch.nan)
 
     streams = {
-        name: poison(tensor) if _is_token_figure(STREAMS[name]) else tensor
+        name: poison(tensor)
+        if STREAMS[name].shape == "[B, T]" and STREAMS[name].dtype == "float32"
+        else tensor
         for name, tensor in inputs.streams.items()
     }
     poisoned = replace(inputs, token_rewards=poison(inputs.token_rewards), streams=streams)
-    complaint = "depends on values outside the mask"
-    _assert_same_values(estimator(poisoned), estimator(inputs), complaint)
+    actual, expected = (_compute_tokens(estimator, x) for x in (poisoned, inputs))
+    _assert_same_values(actual, expected, "depends on values outside the mask")
 
 
-def _is_token_figure(stream: TokenStream) -> bool:
-    """Whether a stream has a figure per token, which outside the mask may be anything."""
-    return stream.shape == "[B, T]" and stream.dtype == "float32"
+@_of_estimators("ignores the values of ids", "ids only say which rows belong together")
+def _check_id_renaming(estimator: Function, inputs: CreditInputs) -> None:
+    groups, trees = 10**12 - 7 * inputs.group_ids, 3 - 5 * inputs.tree_ids
+    actual = _compute_tokens(estimator, replace(inputs, group_ids=groups, tree_ids=trees))
+    expected = _compute_tokens(estimator, inputs)
+    _assert_same_values(actual, expected, "depends on the ids of groups")
 
 
-@_promise("ignores row order", "compare rows by `group_ids`, never by position")
-def _check_estimator_row_order(estimator: Estimator, inputs: CreditInputs) -> None:
-    order = torch.randperm(len(inputs.mask), generator=torch.Generator().manual_seed(1))
-    actual, expected = estimator(select_input_rows(inputs, order)), estimator(inputs)[order]
-    _assert_same_values(actual, expected, "depends on the order of rows")
-
-
-@_promise("ignores the values of ids", "ids only say which rows belong together")
-def _check_id_renaming(estimator: Estimator, inputs: CreditInputs) -> None:
-    renamed = replace(
-        inputs, group_ids=10**12 - 7 * inputs.group_ids, tree_ids=3 - 5 * inputs.tree_ids
-    )
-    _assert_same_values(estimator(renamed), estimator(inputs), "depends on the ids of groups")
-
-
-@_promise("ignores padding", "count tokens by the mask, turns by `turn_present`")
-def _check_estimator_padding(estimator: Estimator, inputs: CreditInputs) -> None:
-    wide, expected = estimator(pad_inputs(inputs)), estimator(inputs)
-    _assert_same_values(wide[:, :_LENGTH], expected, "depends on padding on the right")
-    assert (wide[:, _LENGTH:] == 0).all(), "gave advantage to padding"
-    more_turns = replace(
-        inputs,
-        turn_rewards=_pad_tensor(inputs.turn_rewards, 0.0),
-        turn_present=_pad_tensor(inputs.turn_present, False),
-        state_ids=_pad_tensor(inputs.state_ids, -1),
-    )
-    complaint = "depends on how many turns other rows have"
-    _assert_same_values(estimator(more_turns), expected, complaint)
-
-
-@_promise(
-    "ignores absent rewards",
-    "read `turn_rewards` only where `turn_present`: absent is not zero",
+@_of_placements(
+    "accounts for every reward",
+    "what lies on no token is `lost`: placed and lost add up to the same for any mask",
 )
-def _check_estimator_absent_rewards(estimator: Estimator, inputs: CreditInputs) -> None:
-    actual = estimator(poison_absent_rewards(inputs))
-    _assert_same_values(actual, estimator(inputs), "depends on the reward of an absent turn")
+def _check_reported_losses(
+    place: Callable[[CreditInputs], PlacedRewards], inputs: CreditInputs
+) -> None:
+    sums = []
+    for each in (inputs, replace(inputs, mask=inputs.turn_ids > 0)):
+        placed = place(each)
+        sums.append(sum_token_rewards(placed.token_rewards, each.mask) + placed.lost)
+    message = "what is placed and lost depends on the mask"
+    torch.testing.assert_close(*sums, rtol=1e-4, atol=1e-4, msg=message)
 
 
-def _assert_same_values(actual: Tensor, expected: Tensor, complaint: str) -> None:
-    torch.testing.assert_close(actual, expected, msg=complaint)
+@_of_placements(
+    "is linear", "twice the rewards are twice the token rewards: no threshold, no normalisation"
+)
+def _check_placement_linearity(place: Function, inputs: CreditInputs) -> None:
+    doubled = replace(
+        inputs, turn_rewards=2 * inputs.turn_rewards, global_rewards=2 * inputs.global_rewards
+    )
+    two, one = (_compute_tokens(place, x) for x in (doubled, inputs))
+    _assert_same_values(2 * one, two, "is not linear in the rewards")
 
 
 # Changed inputs ----------------------------------------------------------------------------------
@@ -302,9 +363,3 @@ def pad_inputs(inputs: CreditInputs) -> CreditInputs:
 
 def _pad_tensor(tensor: Tensor, fill: float) -> Tensor:
     return torch.cat([tensor, torch.full_like(tensor[:, :2], fill)], dim=1)
-
-
-def poison_absent_rewards(inputs: CreditInputs) -> CreditInputs:
-    """Returns the same inputs, with NaN as the reward of every absent turn."""
-    rewards = torch.where(inputs.turn_present, inputs.turn_rewards, torch.nan)
-    return replace(inputs, turn_rewards=rewards)

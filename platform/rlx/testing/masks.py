@@ -4,37 +4,22 @@ import copy
 import random
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from rlx.batch import NO_TURN, TokenBatch, build_token_batch
-from rlx.credit import CreditInputs, PlacedRewards, place_rewards, sum_token_rewards
 from rlx.plugin import Problem
 from rlx.rollout import NO_PARENT, Author, RolloutTree, Segment, Span
-from rlx.testing.estimators import (
-    example_inputs,
-    pad_inputs,
-    poison_absent_rewards,
-    select_input_rows,
-)
-from rlx.testing.promise import (
-    PromiseCheck,
-    Promises,
-    bind_subject,
-    build_subject_plugin,
-    is_plugin,
-    run_checks,
-)
+from rlx.testing.promise import PromiseCheck, Promises, bind_subject, run_checks
 
 Mask = Callable[[TokenBatch], Tensor]
 _SEEDS = range(5)
 _SPANS = {"answer": ("think", "answer"), "confidence": ("analysis", "confidence"), "query": ()}
 _PADDING = {"turn_ids": NO_TURN, "state_ids": NO_TURN, "temperatures": 1.0}
 """What stands in padding, where it is not 0."""
-_of_masks, _of_placements = Promises(), Promises()
+_promise = Promises()
 
 
 def check_mask(mask: Any) -> None:
@@ -56,17 +41,13 @@ def mask_checks() -> tuple[PromiseCheck, ...]:
         for seed in _SEEDS:
             run(mask, example_batch(seed))
 
-    return _of_masks.build_checks(call)
+    return _promise.build_checks(call)
 
 
 # Examples ----------------------------------------------------------------------------------------
 def example_batch(seed: int = 0) -> TokenBatch:
-    """Random rows of every form.
-
-    Returns:
-        Rows of unequal lengths: answers, some without their spans or truncated; confidences below
-        some of them; and trajectories with observations of an environment between their turns.
-    """
+    """Random rows of unequal lengths: answers, some without their spans or truncated; confidences
+    below some of them; and trajectories with an environment's observations between their turns."""
     rng = random.Random(f"batch/{seed}")
     trees = []
     for number in range(4):
@@ -88,7 +69,6 @@ def example_batch(seed: int = 0) -> TokenBatch:
 
 
 def _sample_context_segment(rng: random.Random, parent: int, author: Author) -> Segment:
-    """A segment that the policy did not write."""
     ids = tuple(rng.randint(1, 99) for _ in range(rng.randint(1, 4)))
     return Segment(parent=parent, author=author, token_ids=ids)
 
@@ -117,7 +97,7 @@ def _sample_policy_turn(rng: random.Random, parent: int, number: int, kind: str)
 # Checks of masks ---------------------------------------------------------------------------------
 
 
-@_of_masks("returns bool of the batch's shape", "return bool `[B, T]`")
+@_promise("returns bool of the batch's shape", "return bool `[B, T]`")
 def _check_mask_shape(mask: Mask, batch: TokenBatch) -> None:
     learns = mask(batch)
     assert isinstance(learns, Tensor), f"returned {type(learns).__name__}, not a tensor"
@@ -126,7 +106,7 @@ def _check_mask_shape(mask: Mask, batch: TokenBatch) -> None:
     assert shape == tuple(batch.is_own.shape), f"returned {shape} for {tuple(batch.is_own.shape)}"
 
 
-@_of_masks(
+@_promise(
     "selects only a row's own tokens",
     "end with `& batch.is_own`: prompts, observations and padding never learn, unless the class "
     "says `beyond_own`",
@@ -140,7 +120,7 @@ def _check_response_tokens(mask: Mask, batch: TokenBatch) -> None:
     assert not outside.any(), "selects a token before the row's own, or padding"
 
 
-@_of_masks(
+@_promise(
     "does not modify the batch",
     "begin with `torch.zeros_like` or `.clone()`, not with a field of the batch",
 )
@@ -156,12 +136,12 @@ def _check_batch_unchanged(mask: Mask, batch: TokenBatch) -> None:
         assert all(torch.equal(*pair) for pair in pairs), f"wrote into batch.{name}"
 
 
-@_of_masks("is deterministic", "draw no random numbers")
+@_promise("is deterministic", "draw no random numbers")
 def _check_mask_determinism(mask: Mask, batch: TokenBatch) -> None:
     assert torch.equal(mask(batch), mask(batch)), "returned a different mask the second time"
 
 
-@_of_masks("ignores the order of rows", "rows of a group need not be neighbours")
+@_promise("ignores the order of rows", "rows of a group need not be neighbours")
 def _check_mask_row_order(mask: Mask, batch: TokenBatch) -> None:
     order = torch.randperm(len(batch.rows), generator=torch.Generator().manual_seed(1))
     moved = _map_batch_tensors(batch, lambda _, tensor: tensor[order])
@@ -169,7 +149,7 @@ def _check_mask_row_order(mask: Mask, batch: TokenBatch) -> None:
     assert torch.equal(mask(moved), mask(batch)[order]), "depends on the order of rows"
 
 
-@_of_masks("ignores padding", "count tokens that are `is_own`, not positions")
+@_promise("ignores padding", "count tokens that are `is_own`, not positions")
 def _check_mask_padding(mask: Mask, batch: TokenBatch) -> None:
     def pad(name: str, tensor: Tensor) -> Tensor:
         if tensor.dim() == 1:
@@ -190,97 +170,3 @@ def _map_batch_tensors(batch: TokenBatch, change: Callable[[str, Tensor], Tensor
         elif isinstance(value, dict):
             changed[name] = {key: change(name, sheet) for key, sheet in value.items()}
     return replace(batch, **changed)
-
-
-# Checks of placements ----------------------------------------------------------------------------
-
-Place = Callable[[CreditInputs], PlacedRewards]
-
-
-def check_placement(place: Any) -> None:
-    """Raises AssertionError, naming the broken promise, unless a placement keeps them all.
-
-    Args:
-        place: a `Placement` plugin, as class or instance; or a function that is called as
-            `place(inputs)` with `CreditInputs`, like `rlx.credit.place_rewards` with its options
-            bound, and returns `PlacedRewards`.
-    """
-    run_checks(placement_checks(), place)
-
-
-def placement_checks() -> tuple[PromiseCheck, ...]:
-    """Returns the checks for placements."""
-
-    def call(run: Callable[[Place, CreditInputs], None], subject: Any) -> None:
-        place = subject
-        if is_plugin(subject):
-            place = partial(place_rewards, placement=build_subject_plugin(subject))
-        for seed in _SEEDS:
-            for dtype in (torch.float32, torch.float64):
-                run(place, example_inputs(seed, dtype=dtype))
-
-    return _of_placements.build_checks(call)
-
-
-@_of_placements("keeps shape and dtype", "return `[B, T]` as the rewards are")
-def _check_placement_shape(place: Place, inputs: CreditInputs) -> None:
-    tokens = place(inputs).token_rewards
-    assert tokens.shape == inputs.mask.shape, "changed the shape [B, T]"
-    assert tokens.dtype == inputs.turn_rewards.dtype, "changed the dtype of the rewards"
-
-
-@_of_placements("is zero outside the mask", "select by `torch.where(mask, ..., 0)`")
-def _check_masked_placement(place: Place, inputs: CreditInputs) -> None:
-    tokens = place(inputs).token_rewards
-    assert tokens.isfinite().all(), "is not finite although every reward is"
-    assert not (tokens[~inputs.mask] != 0).any(), "gave reward to a token outside the mask"
-
-
-@_of_placements(
-    "accounts for every reward",
-    "what lies on no token is `lost`: placed and lost add up to the same for any mask",
-)
-def _check_reported_losses(place: Place, inputs: CreditInputs) -> None:
-    everything = replace(inputs, mask=inputs.turn_ids > 0)
-    sums = []
-    for each in (inputs, everything):
-        placed = place(each)
-        sums.append(sum_token_rewards(placed.token_rewards, each.mask) + placed.lost)
-    message = "what is placed and lost depends on the mask"
-    torch.testing.assert_close(*sums, rtol=1e-4, atol=1e-4, msg=message)
-
-
-@_of_placements(
-    "is linear", "twice the rewards are twice the token rewards: no threshold, no normalisation"
-)
-def _check_placement_linearity(place: Place, inputs: CreditInputs) -> None:
-    doubled = replace(
-        inputs, turn_rewards=2 * inputs.turn_rewards, global_rewards=2 * inputs.global_rewards
-    )
-    two = place(doubled).token_rewards
-    expected = 2 * place(inputs).token_rewards
-    torch.testing.assert_close(expected, two, msg="is not linear in the rewards")
-
-
-@_of_placements("ignores absent rewards", "read `turn_rewards` only where `turn_present`")
-def _check_placement_absent_rewards(place: Place, inputs: CreditInputs) -> None:
-    actual = place(poison_absent_rewards(inputs)).token_rewards
-    expected = place(inputs).token_rewards
-    torch.testing.assert_close(actual, expected, msg="depends on the reward of an absent turn")
-
-
-@_of_placements("ignores row order", "a row's tokens depend on that row alone")
-def _check_placement_row_order(place: Place, inputs: CreditInputs) -> None:
-    order = torch.randperm(len(inputs.mask), generator=torch.Generator().manual_seed(1))
-    actual = place(select_input_rows(inputs, order)).token_rewards
-    expected = place(inputs).token_rewards[order]
-    torch.testing.assert_close(actual, expected, msg="depends on the order of rows")
-
-
-@_of_placements("ignores padding", "find the last token by the mask, not by the width")
-def _check_placement_padding(place: Place, inputs: CreditInputs) -> None:
-    length = inputs.mask.shape[1]
-    wide = place(pad_inputs(inputs)).token_rewards
-    expected = place(inputs).token_rewards
-    torch.testing.assert_close(wide[:, :length], expected, msg="depends on padding")
-    assert (wide[:, length:] == 0).all(), "gave reward to padding"

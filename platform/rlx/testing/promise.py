@@ -1,7 +1,5 @@
 """The checks that apply to every kind of plugin, and those of samplers, launchers and trackers.
 
-A plugin's code runs in separate processes, which may hang or die.
-
 Call a check with a plugin: either its class, which then gets its default options, or an instance.
 A broken promise raises AssertionError with the reason. A check that does not apply raises
 `unittest.SkipTest`, which test runners understand.
@@ -9,25 +7,22 @@ A broken promise raises AssertionError with the reason. A check that does not ap
 
 import atexit
 import json
-import multiprocessing
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import BrokenExecutor
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 from unittest import SkipTest
 
-from pebble import ProcessExpired, ProcessPool
 from pydantic import ValidationError
 from pydantic_core import to_json
 
 from rlx.discovery import bind_implementation, build_plugin, import_implementation
 from rlx.errors import RlxError
 from rlx.plugin import Environment, Plugin
-from rlx.reward import JobOutcome, RewardJob, RewardPool, host_environment
+from rlx.reward import JobOutcome, RewardPool, host_environment
 from rlx.rollout import EnvironmentHost
 from rlx.spec import EnvironmentRolloutSpec, EnvironmentUse, PluginUse, RunnerSpec
 from rlx.spec.reading import explain_validation_error
@@ -52,10 +47,10 @@ print("\\n" + json.dumps([sorted(set(sys.modules) - before), raised]))
 
 @dataclass(frozen=True, slots=True)
 class ImportReport:
-    """Effects of importing a module in a process that had imported only `rlx.plugin`.
+    """What importing a module did in a process that had imported only `rlx.plugin`.
 
     Attributes:
-        modules: modules that the import loaded.
+        modules: those that the import loaded.
         raised: the exception, if it raised one.
         died: how the process ended or exceeded its time limit, if it did.
     """
@@ -85,92 +80,71 @@ def first_import(module: str, name: str) -> ImportReport:
     return ImportReport(frozenset(modules), raised)
 
 
-# Processes ---------------------------------------------------------------------------------------
-_kept: dict[type, tuple[tuple[str, ...], Any]] = {}
-"""One pool of each kind, reused while `sys.path` is unchanged: processes are slow to start."""
+# Workers -----------------------------------------------------------------------------------------
+_kept: dict[tuple[str, ...], RewardPool] = {}
+"""The pool that is reused while `sys.path`, its key, is unchanged: workers are slow to start."""
 
 
 @contextmanager
-def _open_pool(kind: type, fresh: bool) -> Iterator[Any]:
-    """A pool with one process, newly started or kept."""
+def open_worker(*, fresh: bool = False) -> Iterator[RewardPool]:
+    """One worker as runs have them, with a deadline and a memory cap; newly started or kept."""
     path = tuple(sys.path)
-    if kind in _kept and _kept[kind][0] != path:
-        _stop_pool(_kept.pop(kind)[1])
-    if fresh or kind not in _kept:
-        if kind is RewardPool:
-            pool: Any = RewardPool(workers=1, memory_mb=RunnerSpec().reward_memory_mb)
-        else:
-            pool = ProcessPool(max_workers=1, context=multiprocessing.get_context("spawn"))
+    if fresh or path not in _kept:
+        pool = RewardPool(workers=1, memory_mb=RunnerSpec().reward_memory_mb)
         if not fresh:
-            _kept[kind] = (path, pool)
+            _end_kept()
+            _kept[path] = pool
     else:
-        pool = _kept[kind][1]
+        pool = _kept[path]
     try:
         yield pool
     finally:
         if fresh:
-            _stop_pool(pool)
-
-
-def _stop_pool(pool: ProcessPool | RewardPool) -> None:
-    if isinstance(pool, RewardPool):
-        pool.close()
-    else:
-        pool.stop()
-        pool.join()
+            pool.close()
 
 
 @atexit.register
-def _end_all() -> None:
+def _end_kept() -> None:
     while _kept:
-        _stop_pool(_kept.popitem()[1][1])
+        _kept.popitem()[1].close()
 
 
-def run_in_subprocess(function: Callable[..., Any], *arguments: Any, fresh: bool = False) -> Any:
-    """Returns the result of `function(*arguments)` in another process.
+@dataclass(frozen=True, slots=True)
+class _FunctionCall:
+    """Calls a function in a worker, as a reward is called."""
+
+    function: Callable[..., Any]
+    arguments: tuple[Any, ...]
+    name: str
+    deadline: float = _SECONDS
+
+    def run(self) -> JobOutcome:
+        return JobOutcome(value=self.function(*self.arguments))
+
+
+def run_in_worker(function: Callable[..., Any], *arguments: Any, fresh: bool = False) -> Any:
+    """Returns the result of `function(*arguments)` in a worker.
 
     Args:
         function: must be picklable, and so must its arguments.
-        arguments: arguments of the function.
-        fresh: use a newly started process.
+        fresh: use a newly started worker.
 
     Raises:
         AssertionError: it raised, hung, or ended its process; the message says which.
     """
-    with _open_pool(ProcessPool, fresh) as pool:
-        try:
-            return pool.schedule(function, args=arguments, timeout=_SECONDS).result()
-        except TimeoutError:
-            raise AssertionError(f"did not end in {_SECONDS:g} s") from None
-        except (ProcessExpired, BrokenExecutor) as error:
-            raise AssertionError(f"ended its process: {error}") from None
-        except Exception as error:
-            raise AssertionError(f"raised {type(error).__name__}: {error}") from error
-
-
-def score_jobs(jobs: Sequence[RewardJob], *, fresh: bool = False) -> list[JobOutcome]:
-    """Scores as a run does, in a worker with a deadline and a memory cap.
-
-    Args:
-        jobs: calls of rewards.
-        fresh: use a newly started worker.
-    """
-    with _open_pool(RewardPool, fresh) as pool:
-        outcomes: list[JobOutcome] = pool.score(jobs)
-        return outcomes
+    call: Any = _FunctionCall(function, arguments, type(arguments[0]).__name__)
+    with open_worker(fresh=fresh) as pool:
+        (outcome,) = pool.score([call])
+    assert outcome.fault is None, outcome.fault
+    return outcome.value
 
 
 @contextmanager
 def open_environment_host(
     environment: Environment, *, fresh: bool = False
 ) -> Iterator[EnvironmentHost]:
-    """Hosts an environment as a run does, in a worker with the default deadline.
-
-    Args:
-        environment: the plugin.
-        fresh: use a newly started worker.
-    """
-    with _open_pool(RewardPool, fresh) as pool:
+    """Hosts an environment as a run does, in a worker with the default deadline."""
+    with open_worker(fresh=fresh) as pool:
         rollout = EnvironmentRolloutSpec(environment=EnvironmentUse(plugin="environment"))
         limits = rollout.resolve_limits(replayable=environment.replayable)
         yield host_environment(environment, pool, limits)
@@ -181,7 +155,7 @@ def open_environment_host(
 
 @dataclass(frozen=True, slots=True)
 class PromiseCheck:
-    """A named check. `str()` is the name; calling it with a plugin runs it.
+    """A named check; calling it with a plugin runs it.
 
     Attributes:
         name: the promise.
@@ -225,18 +199,14 @@ class Promises:
         """Returns the checks of every kind of plugin, then these.
 
         Args:
-            call: runs a function with what it takes: `call(function, subject)`.
+            call: runs a check's function with what it takes: `call(function, subject)`.
         """
         own = (PromiseCheck(name, help_, partial(call, run)) for name, help_, run in self._own)
-        return (*common_checks(), *own)
+        return (*_COMMON_CHECKS, *own)
 
 
 def run_checks(checks: Iterable[PromiseCheck], subject: Any) -> None:
-    """Runs checks in order, skipping those that do not apply.
-
-    Raises:
-        AssertionError: at the first broken promise; the message begins with its name.
-    """
+    """Runs checks in order, up to the first broken promise, with whose name the error begins."""
     for check in checks:
         try:
             check(subject)
@@ -251,15 +221,9 @@ def shorten_text(text: str) -> str:
     return text if len(text) <= 60 else text[:59] + "…"
 
 
-# Plugins -----------------------------------------------------------------------------------------
-
-
 def build_subject_plugin(subject: Subject, options: Mapping[str, Any] | None = None) -> Any:
-    """Returns an instance of a plugin class with these options, parsed as strictly as YAML.
-
-    Args:
-        subject: the class; an instance is returned unchanged if `options` is None.
-        options: options as written in YAML.
+    """Returns an instance of a plugin class with these options, parsed as strictly as YAML; an
+    instance unchanged if there are none.
 
     Raises:
         AssertionError: options are invalid or missing, or the class lacks a method.
@@ -300,7 +264,7 @@ def bind_subject(subject: Any) -> Callable[..., Any]:
     """Returns the implementation that a plugin names, with its options bound; a function unchanged.
 
     Raises:
-        AssertionError: see `build_subject_plugin`; or the implementation cannot be imported.
+        AssertionError: it cannot be built or imported.
     """
     if not is_plugin(subject):
         function: Callable[..., Any] = subject
@@ -328,27 +292,6 @@ def required_options(cls: type[Plugin]) -> list[str]:
 
 
 # Checks ------------------------------------------------------------------------------------------
-
-
-def common_checks() -> tuple[PromiseCheck, ...]:
-    """Returns the checks that apply to every kind of plugin."""
-    return (
-        PromiseCheck(
-            "imports no heavy package",
-            f"import {', '.join(HEAVY)} in functions, or in the implementation",
-            _check_import,
-        ),
-        PromiseCheck(
-            "has a docstring",
-            "begin the class or the function with a docstring",
-            _check_docstring,
-        ),
-        PromiseCheck(
-            "keeps its options through JSON",
-            "annotate options with plain types, and give defaults of just those types",
-            _check_json_options,
-        ),
-    )
 
 
 def _check_import(subject: Subject) -> None:
@@ -388,41 +331,41 @@ def _check_implementation(subject: Subject) -> None:
         raise AssertionError(str(error)) from error
 
 
-def _build_settings_checks(form: str) -> tuple[PromiseCheck, ...]:
-    """The checks of settings that name an implementation of this form."""
-    name, help_ = (
+_COMMON_CHECKS = (
+    PromiseCheck(
+        "imports no heavy package",
+        f"import {', '.join(HEAVY)} in functions, or in the implementation",
+        _check_import,
+    ),
+    PromiseCheck(
+        "has a docstring", "begin the class or the function with a docstring", _check_docstring
+    ),
+    PromiseCheck(
+        "keeps its options through JSON",
+        "annotate options with plain types, and give defaults of just those types",
+        _check_json_options,
+    ),
+)
+_SETTINGS_CHECKS = (
+    *_COMMON_CHECKS,
+    PromiseCheck(
         "names an implementation that can be imported",
-        f"set `implementation` to '{form}'",
-    )
-    return (*common_checks(), PromiseCheck(name, help_, _check_implementation))
+        "set `implementation` to 'module:function', or 'module:Class'",
+        _check_implementation,
+    ),
+)
 
 
-def check_sampler(plugin: Any) -> None:
-    """Raises AssertionError, naming the broken promise, unless a `SamplerPlugin` keeps them all."""
-    run_checks(sampler_checks(), plugin)
+def check_settings(plugin: Any) -> None:
+    """Raises AssertionError, naming the broken promise, unless a `SamplerPlugin`, `LauncherPlugin`
+    or `TrackerPlugin` keeps them all."""
+    run_checks(_SETTINGS_CHECKS, plugin)
 
 
-def sampler_checks() -> tuple[PromiseCheck, ...]:
-    """Returns the checks for the settings of sampling engines."""
-    return _build_settings_checks("module:function")
+def settings_checks() -> tuple[PromiseCheck, ...]:
+    """Returns the checks for the settings of sampling engines, launchers and trackers."""
+    return _SETTINGS_CHECKS
 
 
-def check_launcher(plugin: Any) -> None:
-    """Raises AssertionError, naming the broken promise, unless a `LauncherPlugin` keeps them
-    all."""
-    run_checks(launcher_checks(), plugin)
-
-
-def launcher_checks() -> tuple[PromiseCheck, ...]:
-    """Returns the checks for the settings of launchers."""
-    return _build_settings_checks("module:Class")
-
-
-def check_tracker(plugin: Any) -> None:
-    """Raises AssertionError, naming the broken promise, unless a `TrackerPlugin` keeps them all."""
-    run_checks(tracker_checks(), plugin)
-
-
-def tracker_checks() -> tuple[PromiseCheck, ...]:
-    """Returns the checks for the settings of trackers."""
-    return _build_settings_checks("module:Class")
+check_sampler = check_launcher = check_tracker = check_settings
+sampler_checks = launcher_checks = tracker_checks = settings_checks

@@ -13,7 +13,7 @@ from rlx.testing.promise import (
     Subject,
     build_subject_plugin,
     run_checks,
-    run_in_subprocess,
+    run_in_worker,
 )
 
 _COUNT = 50
@@ -47,7 +47,6 @@ def task_checks() -> tuple[PromiseCheck, ...]:
 
 
 def _list_problems(task: Any, places: Sequence[_Place]) -> list[dict[str, Any]]:
-    """The problems at these places as plain values."""
     task.check()
     return [_convert_problem(task.problem(*place), place) for place in places]
 
@@ -93,10 +92,10 @@ def _compare_two_runs(
     ask: Callable[[Any, Sequence[_Place]], Any], task: Any, places: Sequence[_Place]
 ) -> Any:
     """Calls twice, in two processes and in reverse order the second time; returns the results."""
-    first = run_in_subprocess(ask, task, places)
+    first = run_in_worker(ask, task, places)
     if first is None:
         return None
-    second = run_in_subprocess(ask, task, places[::-1], fresh=True)
+    second = run_in_worker(ask, task, places[::-1], fresh=True)
     for place, one, other in zip(places, first, second[::-1], strict=True):
         assert one == other, (
             f"{_describe_problem(place)} is {one!r} the first time and {other!r} the second"
@@ -112,7 +111,7 @@ def _compare_two_runs(
     "return a Problem with an id and a prompt; its fields are plain JSON values",
 )
 def _check_problem_fields(task: Any) -> None:
-    drawn = run_in_subprocess(_list_problems, task, _PLACES)
+    drawn = run_in_worker(_list_problems, task, _PLACES)
     for place, problem in zip(_PLACES, drawn, strict=True):
         what = _describe_problem(place)
         for name in ("id", "prompt"):
@@ -140,7 +139,7 @@ def _check_problem_determinism(task: Any) -> None:
     "let a hash of the problem decide its split, whatever the seed",
 )
 def _check_split_overlap(task: Any) -> None:
-    drawn = run_in_subprocess(_list_problems, task, _PLACES)
+    drawn = run_in_worker(_list_problems, task, _PLACES)
     for what in ("id", "prompt"):
         train, test = (
             {
@@ -176,7 +175,7 @@ def _check_lesson_determinism(task: Any) -> None:
         raise SkipTest("it has no `lesson` and `act`, which a warm start with an environment needs")
     lessons = _compare_two_runs(_list_lessons, task, _PLACES[: len(_PLACES) // 2])
     places = [place for place in _PLACES if place[0] == "test"]
-    tests = {problem["id"] for problem in run_in_subprocess(_list_problems, task, places)}
+    tests = {problem["id"] for problem in run_in_worker(_list_problems, task, places)}
     shared = sorted({problem["id"] for problem, _ in lessons} & tests)
     assert not shared, (
         f"{len(shared)} lessons are problems of the test split, such as {shared[0]!r}"

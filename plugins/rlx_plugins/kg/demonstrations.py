@@ -79,12 +79,11 @@ def _format_query_turn(head: bool, entity: str, relation: str, *, whole: bool) -
     entity, relation = escape_text(entity), escape_text(relation)
     thought = f"what has {relation} {entity}" if head else f"{relation} of {entity}"
     function = "get_head_entities" if head else "get_tail_entities"
-    arguments = ", ".join(map(_quote_name, (entity, relation) if whole else (entity,)))
+    arguments = ", ".join(
+        f'"{name}"' if "," in name or name.startswith(('"', "'")) else name
+        for name in ((entity, relation) if whole else (entity,))
+    )
     return f"<think> find {thought}</think><kg-query>{function}( {arguments})</kg-query>"
-
-
-def _quote_name(name: str) -> str:
-    return f'"{name}"' if "," in name or name.startswith(('"', "'")) else name
 
 
 def _select_demonstration_answer(

@@ -187,12 +187,10 @@ def _view_graph(state: KgState) -> Graph | None:
     """The graph as the rollout sees it; None if its question's own graph is empty."""
     if state.facts is None:
         return GraphView(load_world_graph(), world=state.world, hide=state.hide)
-    return _build_fact_graph(state.facts) if state.facts else None
+    return _build_graph(state.facts) if state.facts else None
 
 
-@lru_cache(maxsize=64)
-def _build_fact_graph(facts: _Facts) -> Graph:
-    return Graph(facts)
+_build_graph = lru_cache(maxsize=64)(Graph)
 
 
 def _find_query_results(view: Graph | None, query: KgQuery) -> _ResolvedQuery:

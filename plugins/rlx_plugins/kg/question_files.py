@@ -90,12 +90,12 @@ def _read_problem(record: Mapping[str, Any], split: Split, path: Path, prompt: s
     question = _require_visible_text(get_value_at_path(record, "question"), "question")
     answers = [_require_visible_text(n, "an answer") for n in _get_list(record, "answer")]
     entities = [_require_visible_text(n, "an entity") for n in _get_list(record, "q_entity")]
-    triples = []
-    for fact in _get_list(record, "graph"):
+    triples = _get_list(record, "graph")
+    for fact in triples:
         if not isinstance(fact, list) or len(fact) != 3:
             raise ValueError(f"expected a fact of three parts, got {fact!r}")
-        parts = zip(fact, ("a subject", "a relation", "an object"), strict=True)
-        triples.append([_require_visible_text(value, what) for value, what in parts])
+        for value, what in zip(fact, ("a subject", "a relation", "an object"), strict=True):
+            _require_visible_text(value, what)
     fields = {
         "question": question,
         "answers": [[name] for name in dict.fromkeys(answers)],

@@ -21,7 +21,8 @@ from rlx_plugins.kg.questions import (
     format_question,
     list_question_templates,
 )
-from rlx_plugins.kg.text import check_prompt_template, fill_prompt
+from rlx_plugins.kg.text import fill_prompt
+from rlx_plugins.templates import list_template_fields
 
 _ROUND = 1000
 """Problems per round; every round has the same number of problems of each type."""
@@ -74,7 +75,9 @@ class KgTask(Plugin):
     @field_validator("prompt")
     @classmethod
     def _check_prompt(cls, value: str) -> str:
-        check_prompt_template(value)
+        names = set(list_template_fields(value))
+        if "question" not in names or names - {"question", "entities"}:
+            raise ValueError("must hold {question}, perhaps {entities}, and no other field")
         return value
 
     @model_validator(mode="after")

@@ -3,7 +3,7 @@
 import unicodedata
 from collections.abc import Sequence
 
-from rlx_plugins.templates import fill_template, list_template_fields
+from rlx_plugins.templates import fill_template
 
 _OPEN, _CLOSE = "<information> ", " </information>"
 
@@ -74,13 +74,6 @@ def format_information(body: str, max_chars: int) -> str:
 
 def _truncate_text(text: str, limit: int) -> str:
     return text if len(text) <= limit else (text[: limit - 1].rstrip() + "…")[:limit]
-
-
-def check_prompt_template(template: str) -> None:
-    """Raises ValueError unless a template has `{question}` and at most `{entities}` besides."""
-    names = set(list_template_fields(template))
-    if "question" not in names or names - {"question", "entities"}:
-        raise ValueError("must hold {question}, perhaps {entities}, and no other field")
 
 
 def fill_prompt(template: str, question: str, entities: Sequence[str]) -> str:

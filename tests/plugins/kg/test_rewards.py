@@ -15,31 +15,19 @@ from rlx_plugins.kg.rollout_rewards import (
     normalize_name,
     parse_named_answers,
 )
-from rlx_plugins.kg.turn_rewards import IsAnswer, KgFormat, QueryValidity
 
-TURN = (QueryValidity, IsAnswer, KgFormat)
 WHOLE = (EntityF1, KgExactMatch, HitAt1, RetrievalQuality)
 N = 100_000
 
 
-def rollout(answer, right, *, any_of=False, asked=(), observations=(), **fields):
-    infos = [
-        {
-            "valid": True,
-            "error": "KG_SUCCESS",
-            "duplicate": False,
-            "function": function,
-            "results": list(results),
-        }
-        for function, results in asked
-    ]
+def rollout(answer, right, *, any_of=False, asked=(), **fields):
+    infos = [{"function": function, "results": results} for function, results in asked]
     return Sample(
         id="a",
         problem={"answers": right, "any_of": any_of} | fields,
         turn="answer",
         number=1 + len(infos),
         response=f"<think></think><answer>{answer}</answer>",
-        observations=tuple(observations),
         history=tuple(infos),
         info={"queries": len(infos)},
     )

@@ -80,7 +80,7 @@ class Pair:
     def go_on(self, batches, *, fresh):
         self.learner.begin_phase(STEADY, fresh=fresh)
         losses = self.step(batches)
-        weights = copied(self.learner.weights())
+        weights = copied(dict(self.learner.iterate_weights()))
         return {"losses": losses, "weights": weights, "critic": critic_weights(self.critic)}
 
 

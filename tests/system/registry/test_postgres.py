@@ -45,7 +45,7 @@ def test_a_password_is_never_told(postgres, url):
     with (
         Registry.open(url) as registry,
         pytest.raises(DatabaseUnavailableError, match="nonsense") as told,
-        registry.database.open_writer() as connection,
+        registry.open_writer() as connection,
     ):
         connection.exec_driver_sql("SELECT nonsense")
     assert PASSWORD not in "".join(traceback.format_exception(told.value))
@@ -78,12 +78,12 @@ def test_a_writer_waits_for_the_other_of_its_run_alone(url):
     with Registry.open(url) as one, Registry.open(url) as other:
         for seed in range(2):
             submit(one, seed=seed)
-        with one.database.open_run_writer("1"):
+        with one.open_run_writer("1"):
             other.results.add_metrics("2", 1, {"loss": 0.5})
             submit(other, digest="e")
             with (
                 pytest.raises(DatabaseUnavailableError, match="have held a lock"),
-                other.database.open_writer() as connection,
+                other.open_writer() as connection,
             ):
                 connection.exec_driver_sql("SET LOCAL lock_timeout = '100ms'")
                 connection.exec_driver_sql("UPDATE rlx_run SET step = 1 WHERE id = 1")

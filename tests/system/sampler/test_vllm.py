@@ -141,17 +141,6 @@ def test_the_most_likely_tokens_are_those_of_generate(policy, sampler, requests)
         assert set(completion.logprobs) == {0.0}
 
 
-def test_a_completion_has_a_limit_of_its_own(sampler, requests):
-    limits = [1 + number for number in range(len(requests))]
-    own = [replace(r, max_new_tokens=n) for r, n in zip(requests, limits, strict=True)]
-    pairs = zip(sample(sampler, own), sample(sampler, requests), limits, strict=True)
-    for short, long, limit in pairs:
-        for one, other in zip(short, long, strict=True):
-            assert one.token_ids == other.token_ids[:limit]
-            cut = len(other.token_ids) > limit
-            assert one.finish_reason == ("length" if cut else other.finish_reason)
-
-
 def test_logprobs_are_those_of_the_cut_distribution(policy, sampler, requests):
     sampling = TurnSpec(max_new_tokens=6, top_k=4, top_p=0.9, temperature=0.7)
     from rlx.sampler.draw import compute_sampling_logprobs
@@ -169,29 +158,7 @@ def test_logprobs_are_those_of_the_cut_distribution(policy, sampler, requests):
 # Against itself ----------------------------------------------------------------------------------
 
 
-def test_neither_order_nor_company_matters(sampler, requests, two_turns):
-    assert tokens(sample(sampler, requests[::-1])[::-1]) == tokens(two_turns[0])
-    for request, group in zip(requests[:2], two_turns[0], strict=False):
-        assert tokens(sample(sampler, [request])) == tokens([group])
-
-
-def test_seeds_decide_what_is_drawn(sampler, requests):
-    one, other = (replace(requests[0], seeds=seeds) for seeds in ((0, 1, 2), (3, 1, 4)))
-    (mine,), (theirs,) = (sample(sampler, [request]) for request in (one, other))
-    same = [a.token_ids == b.token_ids for a, b in zip(mine, theirs, strict=True)]
-    assert same == [False, True, False]
-
-
 # Ends --------------------------------------------------------------------------------------------
-
-
-def test_a_turn_ends_with_its_end_token_or_its_budget(policy, two_turns):
-    ends = set(policy.end_ids)
-    for c in (c for group in two_turns[0] for c in group):
-        assert ends.isdisjoint(c.token_ids[:-1])
-        assert (c.finish_reason == "stop") == (c.token_ids[-1] in ends)
-        assert c.finish_reason == "stop" or len(c.token_ids) == ANSWER.max_new_tokens
-        assert len(c.token_ids) == len(c.logprobs)
 
 
 def test_a_turn_ends_with_the_first_stop_string(policy, sampler, requests, two_turns):

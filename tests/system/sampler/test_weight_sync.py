@@ -123,13 +123,3 @@ def test_bfloat16_is_judged_by_the_mean(scale, passes):
         return
     with pytest.raises(RlxError, match="in the mean"):
         synchronize_sampler(m)
-
-
-def test_the_learners_own_implementation_has_nothing_to_forget():
-    from rlx.spec import TransformersSamplerSpec
-
-    policy = build_policy(MODEL, 0)
-    spec = TransformersSamplerSpec()
-    with open_sampler(policy, spec, RUNNER, CPU) as sampler:
-        synchronize_sampler(machinery(policy, spec, sampler))
-        assert compute_sync_figures(sampler) == {}

@@ -79,23 +79,6 @@ def test_every_section_of_a_run_has_its_charts(visit, real, known, run):
     assert page.get_by_text("rlx submit").count() >= 1
 
 
-def test_a_chart_says_the_values_at_the_pointer(visit, real, known):
-    (curve,) = known.queries.curves(RLCR, ["rewards/accuracy/mean"]).values()
-    page = visit(real)
-    page.goto(f"/runs/{RLCR}")
-    draw_sections(page)
-    figure = page.locator("figure.chart", has_text="by component")
-    figure.scroll_into_view_if_needed()
-    entry = figure.locator(".entry", has_text="accuracy").locator("b")
-    assert float(entry.inner_text()) == pytest.approx(curve[-1][1], abs=1e-3), "the last at rest"
-    figure.locator(".u-over").hover(position={"x": 2, "y": 60})
-    expect(figure.locator(".legend > .faint")).to_have_text(f"step {curve[0][0]}")
-    assert float(entry.inner_text()) == pytest.approx(curve[0][1], abs=1e-3)
-    assert figure.locator(".u-cursor-pt:not(.u-off)").count() >= 3
-    page.mouse.move(2, 2)
-    expect(figure.locator(".legend > .faint")).to_have_text("")
-
-
 def test_rollouts_by_keyboard(visit, real):
     page = visit(real)
     page.goto(f"/runs/{RLCR}/rollouts/5")

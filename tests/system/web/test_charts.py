@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 from browsing import draw_sections
-from patience import wait_until
 
 import rlx_web
 
@@ -69,20 +68,6 @@ def test_a_drag_zooms_every_chart(drawn):
     assert axis(page, "by turn") == ["step 2", "step 3"], "another chart"
     chart(page, "by turn").locator(".u-over").dblclick()
     assert axis(page, "odd") == ["step 1", "step 3"]
-
-
-PICTURE = "(figure) => figure.querySelector('canvas').toDataURL()"
-
-
-def test_colours_follow_the_scheme(drawn):
-    page = drawn(color_scheme="light")
-    light = chart(page, "odd").evaluate(PICTURE)
-    page.emulate_media(color_scheme="dark")
-    wait_until("a dark picture", lambda: chart(page, "odd").evaluate(PICTURE) != light)
-    dark = chart(page, "odd").evaluate(PICTURE)
-    page.emulate_media(color_scheme="light")
-    wait_until("the light picture again", lambda: chart(page, "odd").evaluate(PICTURE) != dark)
-    assert chart(page, "odd").evaluate(PICTURE) == light
 
 
 def test_the_vendored_library_is_the_released_one():

@@ -162,26 +162,3 @@ def test_the_page_of_a_run_goes_on_with_it(alive, visit, registry):
     assert page.get_by_text("enough").first.is_visible()
     assert page.get_by_role("button", name="Stop").count() == 0
     assert chart.is_visible(), "what was unfolded stays so"
-
-
-def test_the_page_of_runs_goes_on_with_them(alive, visit, registry):
-    run, address = alive
-    page = visit(address)
-    page.clock.install()
-    page.goto("/")
-    registry.update_run(run, step=7)
-    waited(page)
-    page.locator("[data-field=step]", has_text="7").wait_for()
-    accuracy = page.locator("[data-field=accuracy]")
-    assert accuracy.count() == 0, "no run has one"
-    with page.expect_navigation():
-        registry.results.add_metrics(run, 7, {"eval/held_out/accuracy": 0.625})
-        page.clock.fast_forward(5100)
-    assert accuracy.inner_text() == "0.625"
-    registry.results.add_metrics(run, 8, {"eval/held_out/accuracy": 0.75})
-    waited(page)
-    page.locator("[data-field=accuracy]", has_text="0.75").wait_for()
-    with page.expect_navigation():
-        submit(registry, 1, name="another", digest="e")
-        page.clock.fast_forward(5100)
-    assert page.get_by_text("another").is_visible()

@@ -23,7 +23,7 @@ from rlx_web.pages.bodies import (
     find_player,
     load_tree_records,
 )
-from rlx_web.pages.run import build_run_summary
+from rlx_web.pages.runs import build_run_summary
 from rlx_web.text import list_leaf_values
 
 CHANNELS = {
@@ -97,10 +97,10 @@ def build_credit_page(
 def _find_row_tree(registry: Registry, record: RunRecord, step: int, row: int) -> int:
     if step not in registry.results.rollout_steps(record.id):
         raise NotFoundError(f"{record.id} has no rollouts of step {step}")
-    tree = registry.queries.tree_of_row(record.id, step, row)
-    if tree is None:
-        raise NotFoundError(f"step {step} of {record.id} has no row {row}")
-    return tree
+    for one in registry.results.rollout_index(record.id, step):
+        if one.row == row:
+            return one.tree
+    raise NotFoundError(f"step {step} of {record.id} has no row {row}")
 
 
 def _build_token_lines(body: TreeRecord, kept: RowRecord) -> list[dict[str, Any]]:

@@ -21,7 +21,7 @@ from rlx_web.pages.bodies import (
     list_messages_between,
     load_tree_records,
 )
-from rlx_web.pages.run import build_run_summary
+from rlx_web.pages.runs import build_run_summary
 
 SCREEN = 4
 """Prompts per page."""

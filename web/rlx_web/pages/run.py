@@ -8,7 +8,7 @@ from typing import Any
 
 from rlx_registry import ENDED, FIGURES, Curve, EvaluationRecord, Registry, RunRecord, is_idle
 from rlx_web.pages.files import build_log_page, list_run_files, read_run_progress
-from rlx_web.pages.runs import STRIP, find_headline_curve
+from rlx_web.pages.runs import build_run_summary, find_headline_curve
 from rlx_web.pages.sections import build_metric_sections
 from rlx_web.text import list_leaf_values
 
@@ -106,11 +106,6 @@ def live_run(registry: Registry, ref: str, after: int, event: int) -> dict[str, 
         "points": points,
         "events": [asdict(e) for e in registry.results.events(record.id, event, EVENTS)],
     }
-
-
-def build_run_summary(record: RunRecord) -> dict[str, Any]:
-    """A run's status line, with its effective status."""
-    return {name: getattr(record, name) for name in STRIP} | {"status": record.effective_status}
 
 
 def evaluation_tables(records: Sequence[EvaluationRecord]) -> list[dict[str, Any]]:

@@ -2,8 +2,8 @@
 
 import json
 import math
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from statistics import fmean, stdev
 from typing import Any
 
@@ -32,19 +32,19 @@ def build_run_list_page(registry: Registry, text: str, page: int) -> dict[str, A
             included, such as `seed:3` or `normalize:center`.
         page: from 1.
     """
-    joined: dict[str, list[str]] = {}
+    joined: dict[str, list[str]] = defaultdict(list)
     for name, members in registry.groups().items():
         for member in members:
-            joined.setdefault(member, []).append(name)
+            joined[member].append(name)
     words = text.lower().split()
     rows = registry.queries.run_rows()
     for word in (word for word in words if ":" not in word):
-        rows = [row for row in rows if word in _describe_row(row, joined.get(row.id, ()))]
+        rows = [row for row in rows if word in _describe_row(row, joined[row.id])]
     if settings := [word for word in words if ":" in word]:
         having = {
             run.id
             for run in registry.runs()
-            if all(_has_setting(run, joined.get(run.id, ()), word) for word in settings)
+            if all(_has_setting(run, joined[run.id], word) for word in settings)
         }
         rows = [row for row in rows if row.id in having]
     groups: dict[tuple[str, str], list[RunRow]] = {}
@@ -63,7 +63,7 @@ def build_run_list_page(registry: Registry, text: str, page: int) -> dict[str, A
         "filter": text,
         "groups": [
             _build_experiment_group(registry, group, values)
-            | {"joined": sorted({name for row in group for name in joined.get(row.id, ())})}
+            | {"joined": sorted({name for row in group for name in joined[row.id]})}
             for group in visible
         ],
         "page": page,
@@ -96,17 +96,16 @@ def live_runs(registry: Registry) -> dict[str, Any]:
     values = registry.queries.last_values([row.id for row in alive], list(HELD_OUT.values()))
     return {
         "runs": [
-            build_row_summary(row) | {"figures": _get_held_out_figures(values[row.id])}
+            build_run_summary(row) | {"figures": _get_held_out_figures(values[row.id])}
             for row in alive
         ],
         "statuses": registry.queries.statuses(),
     }
 
 
-def build_row_summary(row: RunRow) -> dict[str, Any]:
+def build_run_summary(run: RunRow | RunRecord) -> dict[str, Any]:
     """A run's status line, with its effective status."""
-    plain = asdict(row)
-    return {name: plain[name] for name in STRIP} | {"status": row.effective_status}
+    return {name: getattr(run, name) for name in STRIP} | {"status": run.effective_status}
 
 
 def _compute_mean_cell(values: Sequence[float]) -> dict[str, float | int | None]:
@@ -133,9 +132,6 @@ def _build_experiment_group(
             newest.setdefault(row.seed, row)
     reached = {row.id: _get_held_out_figures(values[row.id]) for row in group}
     ended = [reached[row.id] for row in newest.values()]
-    statuses: dict[str, int] = {}
-    for row in group:
-        statuses[row.effective_status] = statuses.get(row.effective_status, 0) + 1
     folded = {
         name: _compute_mean_cell(
             [v["value"] for f in ended if (v := f[name]) is not None and v["step"]]
@@ -147,11 +143,11 @@ def _build_experiment_group(
         "digest": group[0].digest,
         "seeds": sorted({row.seed for row in group}),
         "created": group[0].created,
-        "statuses": statuses,
+        "statuses": Counter(row.effective_status for row in group),
         "open": len(group) > 1 and any(row.effective_status not in ENDED for row in group),
         "figures": folded,
         "headline": find_headline_curve(registry, group, values),
-        "runs": [build_row_summary(row) | {"figures": reached[row.id]} for row in group],
+        "runs": [build_run_summary(row) | {"figures": reached[row.id]} for row in group],
     }
 
 

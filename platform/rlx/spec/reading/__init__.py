@@ -1,8 +1,4 @@
-"""Reads YAML into a validated `ExperimentSpec` and reports every error with its line.
-
-Covers YAML parsing, source locations of keys, `key=value` overrides, and the translation of
-Pydantic errors for authors of YAML. Input: files and overrides. Output: a spec or diagnostics.
-"""
+"""Reads YAML into a validated `ExperimentSpec`, or reports every error with its line."""
 
 import lazy_loader
 

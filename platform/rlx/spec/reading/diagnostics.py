@@ -30,15 +30,8 @@ _WIDEST = 140
 
 @dataclass(frozen=True, slots=True)
 class SourceLocation:
-    """A range of characters on one line of a source.
-
-    Attributes:
-        file: name as the user gave it, or `<override>`.
-        line: from 1; for an override, its number among the overrides.
-        column: from 1, in characters.
-        width: characters to underline, at least 1.
-        text: the whole line.
-    """
+    """A range of characters on one line of a source, by its name as the user gave it, or
+    `<override>`; lines (of overrides, their numbers) and columns count from 1."""
 
     file: str
     line: int
@@ -55,16 +48,13 @@ class Diagnostic:
     """One error or warning.
 
     Attributes:
-        kind: category of the fault; determines the order in a report.
+        kind: determines the order in a report.
         message: one line, without a final full stop.
         path: the key it is about; empty if it is about the whole file.
         against: a second key it is about, located instead of `path` if the file lacks `path`.
-        meant: the valid key that an unknown key was probably meant to be; or the valid name, where
-            the name that selects a section's kind is unknown.
-        position: location in the file, or None.
+        meant: the valid key or name that an unknown one was probably meant to be.
         helps: what to do about it.
         notes: additional information; each may have several lines.
-        severity: warnings do not stop a run.
     """
 
     kind: FaultKind
@@ -114,12 +104,8 @@ def build_warning(path: KeyPath, message: str, *helps: str, against: KeyPath = (
 
 
 class InvalidSpec(SpecError):
-    """An experiment that cannot run as written; `str()` is the whole report.
-
-    Attributes:
-        diagnostics: every fault found, in the order of the report.
-        file: name of the file as the user gave it.
-    """
+    """An experiment that cannot run as written: every fault found, in the order of the report,
+    which `str()` is."""
 
     def __init__(self, diagnostics: Iterable[Diagnostic], file: str, done: str = "") -> None:
         self.diagnostics = tuple(diagnostics)

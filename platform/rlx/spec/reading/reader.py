@@ -40,7 +40,6 @@ from rlx.spec.reading.validation_errors import validate_values
 from rlx.spec.reading.yaml_source import (
     Place,
     YamlDocument,
-    locate_diagnostic,
     parse_yaml_document,
     read_text,
 )
@@ -101,13 +100,10 @@ def _list_leaf_paths(value: Any, path: KeyPath) -> Iterator[KeyPath]:
 def read_document(source: Path | Mapping[str, Any], overrides: Sequence[str] = ()) -> YamlDocument:
     """Reads an experiment and those that it extends, and applies the overrides, without validation.
 
-    Args:
-        source: a file, or its content; paths in the latter are relative to the current folder.
-        overrides: `path.to.key=value`.
+    Paths in content that is given in Python are relative to the current folder.
 
     Raises:
-        InvalidSpec: a file is not YAML that rlx accepts, or is a suite, a value cannot be written
-            as YAML, or an override cannot be applied.
+        InvalidSpec: a file is not YAML that rlx accepts, or an override cannot be applied.
         SpecError: the file cannot be opened.
     """
     if not isinstance(source, Path):
@@ -128,22 +124,13 @@ def read_document(source: Path | Mapping[str, Any], overrides: Sequence[str] = (
 
 
 def read_own_values(path: Path) -> YamlDocument | None:
-    """Parses what a file changes of the file that it extends; None if it extends none.
-
-    Raises:
-        InvalidSpec, SpecError: as `read_document`.
-    """
+    """Parses what a file changes of the file that it extends; None if it extends none."""
     document = _read_mapping(path)
     return document if document.tree.pop(_EXTENDS, None) else None
 
 
 def read_suite(path: Path) -> SuiteSpec:
-    """Reads and validates one suite, without the values that its sets change.
-
-    Raises:
-        InvalidSpec: lists every error in the file.
-        SpecError: the file cannot be opened.
-    """
+    """Reads and validates one suite, without the values that its sets change."""
     document = _read_mapping(path)
     return validate_document_values(SuiteSpec, document.tree, document)
 
@@ -152,8 +139,7 @@ def validate_document_values(model: type[_Model], values: Any, document: YamlDoc
     """Returns values of a document as a model, or raises `InvalidSpec` with every error."""
     found, faults = validate_values(model, values)
     if found is None:
-        located = [locate_diagnostic(fault, document) for fault in faults]
-        raise build_refusal(located, document.file)
+        raise document.build_refusal(faults)
     return found
 
 
@@ -211,8 +197,7 @@ def _write_document(content: Mapping[str, Any]) -> YamlDocument:
 def _build_refusal(
     document: YamlDocument, path: KeyPath, message: str, *helps: str, kind: Any = "file"
 ) -> InvalidSpec:
-    fault = build_error(path, message, *helps, kind=kind)
-    return build_refusal([locate_diagnostic(fault, document)], document.file)
+    return document.build_refusal([build_error(path, message, *helps, kind=kind)])
 
 
 # Files that extend others ------------------------------------------------------------------------
@@ -322,12 +307,12 @@ def apply_overrides(document: YamlDocument, overrides: Sequence[str]) -> YamlDoc
         try:
             return keep_plugin_file(name)
         except (SpecError, EnvironmentFault) as error:
-            faults.append(locate_diagnostic(build_error(path, str(error), kind="file"), document))
+            faults.append(build_error(path, str(error), kind="file"))
             return name
 
     _rename_plugins(document, keep)
     if faults:
-        raise build_refusal(faults, document.file)
+        raise document.build_refusal(faults)
     return document
 
 

@@ -8,7 +8,7 @@ several documents.
 import math
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,7 +17,13 @@ import yaml
 
 from rlx.errors import SpecError
 from rlx.spec.base import KeyPath, get_at_path
-from rlx.spec.reading.diagnostics import Diagnostic, SourceLocation, build_refusal, format_key_path
+from rlx.spec.reading.diagnostics import (
+    Diagnostic,
+    InvalidSpec,
+    SourceLocation,
+    build_refusal,
+    format_key_path,
+)
 from rlx.spec.training import PhaseSpec
 from rlx.text import escape_unprintable
 
@@ -70,6 +76,10 @@ class YamlDocument:
         place = self.places[found]
         is_scalar = found == path and not isinstance(get_at_path(self.tree, path), dict | list)
         return place.value if is_scalar and not key else place.key or place.value
+
+    def build_refusal(self, faults: Iterable[Diagnostic]) -> InvalidSpec:
+        """Returns the exception for faults of this document, which are located in it."""
+        return build_refusal([locate_diagnostic(fault, self) for fault in faults], self.file)
 
 
 def read_text(path: Path) -> str:
