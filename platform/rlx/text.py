@@ -159,6 +159,8 @@ def explain_write_errors(path: Path) -> Iterator[None]:
     """Turns an OSError in the block into an `EnvironmentFault` that names the file."""
     try:
         yield
+    except BrokenPipeError:
+        raise  # the reader has left, which is no failure
     except OSError as error:
         where = escape_unprintable(str(path))
         raise EnvironmentFault(f"cannot write {where}: {error.strerror or error}") from error

@@ -119,7 +119,8 @@ def test_types_are_written_as_people_write(subtests):
         (dict[int, float] | list[int], "mapping to float | list of int"),
         (list[Literal["a", 1, None]], "list of (a | 1 | null)"),
         (Annotated[float, Field(gt=0, lt=1)] | None, "float > 0, < 1 | null"),
-        (Path, "text"),
+        (tuple[int, float], "[int, float]"),
+        (Path, "path"),
         (list, "list"),
     ):
         with subtests.test(kind=kind, text=text):

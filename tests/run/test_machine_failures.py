@@ -165,6 +165,7 @@ def test_another_error_of_a_gpu_is_no_lack_of_memory(error):
         (RuntimeError("I/O error: No space left on device (os error 28)"), 4, "disk full"),
         (caused(RuntimeError("cannot save"), full()), 4, "disk full"),
         (OSError(errno.EDQUOT, "x", "/q/f"), 4, "disk quota exceeded in /q"),
+        (OSError(errno.EDQUOT, "x"), 4, "disk quota exceeded in "),
         (
             DatabaseUnwritableError(Path("/a/r.db"), errno.ENOSPC, "database or disk is full"),
             4,

@@ -47,11 +47,15 @@ def other(run):
 def test_what_a_killed_process_left_is_removed_before_the_next(run, other):
     """Even if its parent has not collected it."""
     process, left = other
+    weights = Path("/dev/shm", f"{left.name}-rlx-vllm-1", "model.safetensors")
+    weights.parent.mkdir()
+    weights.touch()
     process.kill()
     os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
     assert left.exists()
     with open_temporary_folder(run):
         assert not left.exists()
+        assert not weights.parent.exists()
 
 
 def test_the_folder_of_a_process_at_work_is_left_alone(run, other):

@@ -7,6 +7,7 @@ is always saved in a file.
 """
 
 import gc
+import logging
 import os
 import signal
 import sys
@@ -62,7 +63,8 @@ def _watch_interrupts() -> Iterator[list[int]]:
 
     Compiled code such as Pydantic's may turn an interrupt into another error: the list says so.
     What is raised in `__del__` and in callbacks of weak references, which each import has, Python
-    ignores: it is delivered again.
+    ignores: it is delivered again. SQLAlchemy logs the traceback of one that comes while it closes
+    a connection: it is left out of logging's last resort.
     """
     came, timers, hook = list[int](), list[Timer](), sys.unraisablehook
 
@@ -79,14 +81,21 @@ def _watch_interrupts() -> Iterator[list[int]]:
         timers[-1].daemon = True
         timers[-1].start()
 
-    before = signal.getsignal(signal.SIGINT)
+    def is_no_interrupt(entry: logging.LogRecord) -> bool:
+        return not (entry.exc_info and isinstance(entry.exc_info[1], KeyboardInterrupt))
+
+    handler, before = logging.lastResort, signal.getsignal(signal.SIGINT)
     is_ours = before is signal.default_int_handler and current_thread() is main_thread()
     sys.unraisablehook = deliver_again
     if is_ours:
         signal.signal(signal.SIGINT, record)
+    if handler is not None:
+        handler.addFilter(is_no_interrupt)
     try:
         yield came
     finally:
+        if handler is not None:
+            handler.removeFilter(is_no_interrupt)
         if is_ours:
             signal.signal(signal.SIGINT, before)
         sys.unraisablehook = hook

@@ -174,8 +174,11 @@ def _evaluate_with(tool: str, asked: dict[str, Any], *, as_json: bool, **told: A
 def require_places(out: Path | None, pictures: Path | None) -> None:
     """Raises EnvironmentFault, before any answer is sampled, where results cannot be written."""
     if out is not None and not out.is_fifo():  # whose reader would see its end
+        is_new = not out.exists()
         with explain_write_errors(out):
             out.open("ab").close()
+        if is_new:
+            out.resolve().unlink()
     if pictures is not None:
         with explain_write_errors(pictures):
             pictures.mkdir(parents=True, exist_ok=True)

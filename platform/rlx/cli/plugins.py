@@ -81,16 +81,24 @@ def _find_named_plugins(name: str) -> list[InstalledPlugin]:
     if KeptPlugin.parse(kept):
         return find_kept_plugins(kept)
     installed = list_installed_plugins()
-    kinds = dict.fromkeys(f.kind for f in installed if name in (f.name, f.full_name))
-    if not kinds:
-        near = did_you_mean(name.rpartition(":")[2], {f.name for f in installed})
+    bare = name.rpartition(":")[2]
+    found, faults = [], []
+    for kind in dict.fromkeys(f.kind for f in installed if f.name == bare):
+        try:
+            found.append(find_installed_plugin(kind, name))
+        except PluginFault as fault:
+            faults.append(fault)
+    if faults and not (found and ":" in name):
+        raise faults[0]
+    if not found:
+        near = did_you_mean(bare, {f.name for f in installed})
         hint = f"did you mean '{near}'? " if near else ""
         if Path(name).exists():
             hint = "a package is installed first, with `pip install -e PATH`; "
         raise PluginError(
             f"no plugin named '{escape_unprintable(name)}': {hint}`rlx plugins` lists all"
         )
-    return [find_installed_plugin(kind, name) for kind in kinds]
+    return found
 
 
 # The page of a plugin ----------------------------------------------------------------------------
@@ -194,7 +202,9 @@ def _describe_schema(schema: Mapping[str, Any], known: Mapping[str, Any]) -> str
     if "enum" in schema or "const" in schema:
         return " | ".join(map(_format_plain_value, schema.get("enum") or [schema["const"]]))
     kind = schema.get("type", "anything")
-    word = _WORDS.get(kind, kind)
+    word = "path" if schema.get("format") == "path" else _WORDS.get(kind, kind)
+    if "prefixItems" in schema:
+        return f"[{', '.join(_describe_schema(one, known) for one in schema['prefixItems'])}]"
     inner = schema.get("items") or schema.get("additionalProperties")
     if isinstance(inner, dict):
         held = _describe_schema(inner, known)

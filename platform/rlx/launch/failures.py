@@ -169,7 +169,7 @@ def _find_refusal(error: BaseException | None) -> tuple[int, Path | None]:
 def _describe_full_disk(number: int, path: Path | None) -> str:
     folder = get_rlx_home() if path is None else path.absolute().parent
     free = free_bytes(folder)
-    if path is None and free > RESERVE_BYTES:
+    if path is None and free > RESERVE_BYTES and number != errno.EDQUOT:
         return "disk full while writing output: free some space on that disk"
     left = f"disk full: {folder} has {format_disk_space(free)} left"
     what = f"disk quota exceeded in {folder}" if number == errno.EDQUOT else left

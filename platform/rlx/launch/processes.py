@@ -27,6 +27,7 @@ from typing import TextIO
 
 import psutil
 
+from rlx.errors import EnvironmentFault
 from rlx.home import RunFolder, get_rlx_home
 from rlx.text import format_timestamp
 from rlx_registry import RunRecord, is_supervisor_alive
@@ -170,11 +171,12 @@ def remove_temporary_folder() -> None:
 
 
 def _remove_leftovers(mark: str) -> None:
-    """Removes temporary folders of this process and of ended ones."""
-    for path in Path(tempfile.gettempdir()).glob(f"rlx-{mark}-*"):
-        name = _FOLDER_NAME.fullmatch(path.name)
-        if name is not None and (int(name[2]) == os.getpid() or has_ended(int(name[2]))):
-            shutil.rmtree(path, ignore_errors=True)
+    """Removes temporary folders of this process and of ended ones, with vLLM's in shared memory."""
+    for place in (Path(tempfile.gettempdir()), Path("/dev/shm")):
+        for path in place.glob(f"rlx-{mark}-*"):
+            name = _FOLDER_NAME.match(path.name)
+            if name is not None and (int(name[2]) == os.getpid() or has_ended(int(name[2]))):
+                shutil.rmtree(path, ignore_errors=True)
 
 
 KERNELS = "TORCHINDUCTOR_CACHE_DIR"
@@ -332,10 +334,11 @@ CHOSEN_PORTS = range(20_000, 30_000)
 def find_free_port() -> int:
     """A port that is free at the moment, and none of those that another process gets meanwhile
     without having chosen it."""
-    while True:
+    for port in SystemRandom().sample(CHOSEN_PORTS, len(CHOSEN_PORTS)):
         with socket.socket() as one, suppress(OSError):
-            one.bind(("", port := SystemRandom().choice(CHOSEN_PORTS)))
+            one.bind(("", port))
             return port
+    raise EnvironmentFault(f"no port from {CHOSEN_PORTS[0]} to {CHOSEN_PORTS[-1]} can be used")
 
 
 def find_network_interface(address: str) -> str | None:

@@ -275,7 +275,12 @@ def plan_removal(run: RunRecord, *, rollouts: bool = False, checkpoints: bool = 
         whole=whole,
         rollouts=whole or rollouts,
         files=files,
-        bytes=sum(each.lstat().st_size for path in files for each in (path, *path.rglob("*"))),
+        bytes=sum(
+            each.lstat().st_size
+            for path in files
+            for each in (path, *path.rglob("*"))
+            if not each.is_dir()
+        ),
         mlflow=mlflow,
         trackers=tuple(kind for kind in trackers if kind != "mlflow" or mlflow is not None),
     )

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 from rlx.home import get_rlx_home, tracking_url
 from rlx.plugin import TrackedPoint, TrackedRun, Tracker
 from rlx.record.tracker import (
+    TAG_LIMIT,
     TrackerUnavailableError,
     describe_error,
     make_legal_key,
@@ -105,13 +106,15 @@ class MlflowTracker(Tracker):
 
     def finish(self, run: TrackedRun, files: Sequence[tuple[Path, str]]) -> None:
         """Uploads files, and sends the tags and the status of the end."""
+        missing = ", ".join(path for file, path in files if not file.exists())
         with self._convert_errors():
             for file, path in files:
                 if file.exists():
                     inside = Path(path).parent.as_posix()
                     place = None if inside == "." else inside
                     self._client.log_artifact(self._id, str(file), place)
-            self._write_tags(build_tags(run))
+            more = {"rlx.missing_artifacts": missing[:TAG_LIMIT]} if missing else {}
+            self._write_tags(build_tags(run) | more)
             self._set_status(run)
 
     def has_run(self, run: TrackedRun) -> bool:

@@ -43,8 +43,8 @@ class StepRollouts(ScoredTrees):
 
     Attributes:
         greedy: one greedily sampled tree for each of `trees`; None if no estimator needs them.
-        filtered: positions of trees excluded from training, because they carry no signal, came
-            after there were enough, or are those of a second player that does not learn.
+        filtered: positions of trees excluded from training, because they carry no signal or came
+            after there were enough.
         drawn: number of problems drawn, with those that were dropped for their length.
         dropped: how many problems were left out because their prompts were too long; None if
             nothing limits them.
