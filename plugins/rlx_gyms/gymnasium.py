@@ -61,7 +61,11 @@ def set_start(game: Any, start: int | None, seed: int) -> Any:
 
 
 def format_observation(observation: Any) -> str:
-    """An observation as text: a number, or numbers with spaces between them."""
+    """An observation as text: a number, or numbers with spaces between them, named if it is a
+    mapping."""
+    if isinstance(observation, dict):
+        named = sorted(observation.items())
+        return " ".join(f"{name} {format_observation(value)}" for name, value in named)
     if isinstance(observation, tuple | list):
         return " ".join(map(format_observation, observation))
     if hasattr(observation, "ravel"):

@@ -259,14 +259,17 @@ class TextArenaTask(NeedsLibrary, GymTask):
     def demonstrates(self) -> bool:
         return bool(self.moves)
 
+    def lesson(self, index: int, seed: int) -> Problem:
+        if not self.moves:
+            raise NotImplementedError("task.moves lists the moves of a warm start")
+        return super().lesson(index, seed)
+
     def demonstration(self, problem: Problem, seed: int) -> Demonstration:
         return Demonstration((self.act(problem, (), (), seed),))
 
     def act(
         self, problem: Problem, turns: Sequence[str], observations: Sequence[str], seed: int
     ) -> str:
-        if not self.moves:
-            raise NotImplementedError("task.moves lists the moves of a warm start")
         return random.Random(f"textarena/act/{seed}/{len(turns)}").choice(self.moves)
 
 

@@ -117,7 +117,10 @@ class JudgeReward(Reward):
 
     @model_validator(mode="after")
     def _check_limit(self) -> Self:
-        list_template_fields(self.question)
+        try:
+            list_template_fields(self.question)
+        except ValueError as error:
+            raise ValueError(f"question: {error}") from None
         if self.spend_at_most is not None and self.price is None:
             raise ValueError("spend_at_most needs the price of the judge's tokens")
         return self

@@ -8,6 +8,7 @@ import hashlib
 import json
 import math
 import zlib
+from codecs import BOM_UTF8
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import date, time
 from decimal import Decimal
@@ -157,7 +158,7 @@ def _read_json_lines(path: Path) -> Iterator[Row]:
         lines = gzip.GzipFile(fileobj=stream) if packed else stream
         try:
             for number, line in enumerate(lines, start=1):
-                if line.strip():
+                if line.removeprefix(BOM_UTF8).strip():
                     where = f"{path} line {number}"
                     yield where, _parse_json_object(line, where)
         except (gzip.BadGzipFile, EOFError, zlib.error) as error:

@@ -10,9 +10,10 @@ from rich.table import Table
 from rich.text import Text
 
 from rlx.cli import main
-from rlx.cli.console import open_console, print_table
+from rlx.cli.console import open_console
 from rlx.cli.output import format_json, print_report, print_text
 from rlx.cli.progress import ProgressDisplay, open_progress
+from rlx.cli.tables import print_table
 
 EVIL = "[/INST][bold]x[/bold]:smile:\x1b[31m\x00\u202e\x7f\x9b"
 SHOWN = "[/INST][bold]x[/bold]:smile:\\x1b[31m\\x00\\u202e\\x7f\\x9b"

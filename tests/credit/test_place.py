@@ -56,6 +56,11 @@ def placed(rows, *, placement, garbage=math.nan, dtype=torch.float64, padding=0,
     return place_rewards(inputs, placement=where, **options), mask
 
 
+def test_an_unknown_reduction_is_refused():
+    with pytest.raises(ValueError, match="turn_reduce is 'average', not one of sum, mean"):
+        placed([Row([1.0], 0.0, [1], [True])], placement="turn_proportional", turn_reduce="average")
+
+
 def oracle(row, *, placement, turn_reduce, on_missing_turn):
     """One row, as a textbook has it: token rewards, missing turns, lost reward."""
     rewarded = [k for k, reward in enumerate(row.turns) if reward is not None]

@@ -1,5 +1,6 @@
 """Gymnasium through rlx: its values are exact, and the environment attains them."""
 
+import numpy as np
 import pytest
 from gyms_installed import need_library
 from pydantic import ValidationError
@@ -11,6 +12,7 @@ from rlx_gyms.gymnasium import (
     GymnasiumEnvironment,
     GymnasiumTask,
     compute_action_values,
+    format_observation,
     list_action_names,
     open_game,
 )
@@ -96,6 +98,11 @@ def test_other_environments_play_to_their_end(id):
             break
         assert step.observation.strip()
         state = step.state
+
+
+def test_every_part_of_an_observation_is_shown():
+    shown = format_observation({"where": (1, np.arange(2.0)), "at": np.zeros(1200)})
+    assert shown == "at " + "0 " * 1200 + "where 1 0 1"
 
 
 def test_a_live_game_takes_each_action_once(monkeypatch):

@@ -139,6 +139,11 @@ def play_both(task, environment, moves):
     return ["".join(texts) for texts in read], infos, step.done
 
 
+def test_a_task_without_moves_has_no_script():
+    with pytest.raises(NotImplementedError, match="moves"):
+        TextArenaTask().lesson(0, 0)
+
+
 def test_in_self_play_the_game_says_whose_turn_it_is_and_who_has_won():
     task = TextArenaTask(id="Nim-v0", config={"piles": [2, 1]}, players=2, prompt="Nim\n")
     environment = TextArenaEnvironment(opponent=("[0 1]",), second_prompt="You are second.")

@@ -92,7 +92,7 @@ def _check_machine(*, as_json: bool) -> int:
     if as_json:
         print_json({"ready": ready, "findings": [asdict(part) for part in parts]})
     else:
-        from rlx.cli.console import print_table
+        from rlx.cli.tables import print_table
 
         signs = {"ok": "✓", "broken": "✗", "absent": "–"}
         rows = [
@@ -128,7 +128,7 @@ def _check_records(ref: str, step: int | None, url: str, *, as_json: bool) -> in
 
 
 def _show_audit(report: "AuditReport") -> None:
-    from rlx.cli.console import print_table
+    from rlx.cli.tables import print_table
 
     def count(number: int, what: str) -> str:
         return f"{number} {what}" + ("" if number == 1 else "s")
@@ -160,7 +160,8 @@ def _show_audit(report: "AuditReport") -> None:
 
 
 def _check_resume(spec: Path, registry: str | None, **options: Any) -> int:
-    from rlx.cli.console import build_table, open_console
+    from rlx.cli.console import open_console
+    from rlx.cli.tables import build_table
     from rlx.launch import run_resume_trial
 
     home = Path(tempfile.mkdtemp(prefix="rlx-check-"))

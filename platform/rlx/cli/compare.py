@@ -4,7 +4,7 @@ import click
 
 from rlx import results
 from rlx.cli.output import print_json, print_text
-from rlx.cli.tables import describe_mlflow_page
+from rlx.cli.run_summary import describe_mlflow_page
 from rlx.cli.verb_group import registry_option
 from rlx.errors import SpecError
 from rlx.launch import open_registry
@@ -50,7 +50,8 @@ def compare(names: tuple[str, ...], diff: bool, form: str | None, url: str) -> N
 
 
 def _show_comparison(found: results.Comparison) -> None:
-    from rlx.cli.console import build_table, open_console
+    from rlx.cli.console import open_console
+    from rlx.cli.tables import build_table
 
     console = open_console()
     for title, (head, *rows) in results.build_comparison_tables(found):
@@ -73,7 +74,7 @@ def _show_diff(names: tuple[str, ...], url: str, *, as_json: bool) -> None:
         report = {"sides": [side.name for side in sides], "differences": found}
         print_json(report)
         return
-    from rlx.cli.console import print_table
+    from rlx.cli.tables import print_table
 
     heads = [escape_unprintable(side.name) for side in sides]
     for section, differ in found.items():

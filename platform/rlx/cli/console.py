@@ -8,13 +8,12 @@ are as long as their content, so that `grep` finds it.
 """
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import Any
 
-from rich import box
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
-from rich.table import Column, Table
+from rich.table import Table
 from rich.text import Text
 
 from rlx.text import escape_lines
@@ -31,49 +30,6 @@ def open_console(*, stderr: bool = False, quiet: bool = False) -> Console:
     if not (console.is_terminal or os.environ.get("COLUMNS")):
         console.width = UNLIMITED_WIDTH
     return console
-
-
-def build_table(
-    *heads: str | Column,
-    rows: Iterable[Sequence[RenderableType]] = (),
-    title: str | None = None,
-    is_text: bool = False,
-) -> Table:
-    """Returns a table without edges. Cells that do not fit are wrapped, never cut.
-
-    Args:
-        heads: headings of the columns; none is shown if all are empty. The first column is to the
-            left, and all others, of numbers, to the right; a `rich.table.Column` decides itself.
-        rows: the cells of every row.
-        title: printed bold above the table.
-        is_text: each column is to the left, without a line below the headings.
-    """
-    left = len(heads) if is_text else 1
-    columns = [
-        head if isinstance(head, Column) else Column(head, justify="right" if n >= left else "left")
-        for n, head in enumerate(heads)
-    ]
-    for column in columns:
-        column.overflow = "fold"
-    table = Table(
-        *columns,
-        title=title,
-        title_justify="left",
-        title_style="bold",
-        box=None if is_text else box.SIMPLE,
-        show_edge=False,
-        show_header=any(column.header for column in columns),
-        pad_edge=False,
-        padding=(0, 2, 0, 0),
-    )
-    for row in rows:
-        table.add_row(*row)
-    return table
-
-
-def print_table(*heads: str | Column, rows: Iterable[Sequence[RenderableType]]) -> None:
-    """Prints a table of text to stdout; see `build_table`."""
-    open_console().print(build_table(*heads, rows=rows, is_text=True))
 
 
 class _PrintableConsole(Console):

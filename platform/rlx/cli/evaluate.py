@@ -160,7 +160,7 @@ def _evaluate_with(tool: str, asked: dict[str, Any], *, as_json: bool, **told: A
     if as_json:
         print_json(found.to_json())
         return
-    from rlx.cli.console import print_table
+    from rlx.cli.tables import print_table
 
     rows = [
         (task, name, f"{value:.4f}" if isinstance(value, float) else str(value))

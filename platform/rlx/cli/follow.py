@@ -9,8 +9,8 @@ from typing import Any
 
 from rlx.cli.console import open_console
 from rlx.cli.progress import ProgressDisplay
+from rlx.cli.run_summary import show_run_summary
 from rlx.cli.runs import describe_runs, format_run_figure, print_run_table
-from rlx.cli.tables import show_run_summary
 from rlx.launch import (
     get_run_exit_code,
     is_supervisor,

@@ -38,7 +38,7 @@ def new(example: str | None, file: Path | None) -> None:
     if example is None:
         listed = sorted(examples.items(), key=lambda item: (item[0] != FIRST, item[0]))
         rows = [(name, _read_summary(found)) for name, found in listed]
-        from rlx.cli.console import print_table
+        from rlx.cli.tables import print_table
 
         print_table("EXAMPLE", "SUMMARY", rows=rows)
         print_text("\nwrite one:  rlx new --from rlcr")

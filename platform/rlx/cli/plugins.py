@@ -16,8 +16,9 @@ from pydantic import BaseModel
 from pydantic_core import to_jsonable_python
 
 from rlx import __version__
-from rlx.cli.console import open_console, print_table
+from rlx.cli.console import open_console
 from rlx.cli.output import print_json, print_text
+from rlx.cli.tables import print_table
 from rlx.cli.verb_group import format_error_text, json_option
 from rlx.discovery import (
     GROUPS,

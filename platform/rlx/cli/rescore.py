@@ -7,9 +7,10 @@ from typing import Any
 import click
 
 from rlx import results
-from rlx.cli.console import build_table, open_console
+from rlx.cli.console import open_console
 from rlx.cli.output import print_json
 from rlx.cli.progress import open_progress
+from rlx.cli.tables import build_table
 from rlx.cli.verb_group import json_option, overrides_option, registry_option
 from rlx.results import RescoreRequest, Rescoring
 from rlx.text import escape_unprintable

@@ -118,7 +118,7 @@ def print_run_table(
     """
     from rich.table import Column
 
-    from rlx.cli.console import print_table
+    from rlx.cli.tables import print_table
 
     paths = list(dict.fromkeys(path for cell in (cells or {}).values() for path in cell))
     keys = [path.rpartition(".")[2] for path in paths]
@@ -191,7 +191,7 @@ def status(run: str, values: bool, pictures: bool, as_json: bool, url: str) -> i
         if as_json:
             print_json(described)
         elif found.status == "finished":
-            from rlx.cli.tables import show_run_summary
+            from rlx.cli.run_summary import show_run_summary
 
             show_run_summary(registry, found)
         else:
@@ -384,7 +384,7 @@ def remove(
 def _show_plans(plans: Sequence[Removal]) -> None:
     from rich.table import Column
 
-    from rlx.cli.console import print_table
+    from rlx.cli.tables import print_table
 
     rows = []
     for plan in plans:

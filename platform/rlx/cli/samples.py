@@ -158,7 +158,7 @@ def _show_samples(
     """Prints the prompts of rows as the model read them, then the rows."""
     from rich.table import Column
 
-    from rlx.cli.console import print_table
+    from rlx.cli.tables import print_table
 
     def shorten(text: str, begin: int, end: int) -> str:
         line = escape_unprintable(text.replace("\n", "⏎"))

@@ -185,7 +185,7 @@ def _submit_group(
         returns: only record the runs, and submit those that are jobs.
     """
     from rlx.cli.follow import GroupView
-    from rlx.cli.tables import describe_mlflow_page
+    from rlx.cli.run_summary import describe_mlflow_page
 
     with open_registry(url, read_only=False) as registry:
         name, runs = record_group(registry, members, group, anyway=anyway)

@@ -137,7 +137,8 @@ def show_values(shown: ShownExperiment, *, as_json: bool) -> None:
     rows = [(p, json.dumps(values[p], ensure_ascii=False), f"# {origins[p]}") for p in paths]
     from rich.table import Column
 
-    from rlx.cli.console import open_console, print_table
+    from rlx.cli.console import open_console
+    from rlx.cli.tables import print_table
 
     # Keys and origins stay whole where there is room; the values are what is wrapped.
     room = open_console().width - 4

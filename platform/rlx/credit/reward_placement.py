@@ -54,11 +54,14 @@ def place_rewards(
     reward of a turn without tokens is dropped, moved to the row's last token, or an error.
 
     Raises:
+        ValueError: `turn_reduce` is unknown.
         TurnWithoutTokens: under `on_missing_turn="error"`.
         ShapeError: the placement returns another shape than that of the mask.
         PluginError: the placement's implementation cannot be imported.
     """
     reduce = turn_reduce or placement.turn_reduce
+    if reduce not in ("sum", "mean"):
+        raise ValueError(f"turn_reduce is {reduce!r}, not one of sum, mean")
     mask = inputs.mask
     turns = torch.where(inputs.turn_present, inputs.turn_rewards, 0.0)
     if reduce == "mean":

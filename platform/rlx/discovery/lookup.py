@@ -225,7 +225,10 @@ def _describe_misfit(kind: Kind, offered: Any) -> str:
     if not issubclass(offered, Plugin):
         return f"{offered.__name__} does not derive from rlx.plugin.Plugin"
     if kind in _BASES and not issubclass(offered, _BASES[kind]):
-        return f"{offered.__name__} is not an rlx.plugin.{_BASES[kind].__name__}"
+        wanted = ("problem", "demonstration") if kind == "task" else ()
+        lacks = ", ".join(f"`{name}`" for name in wanted if not hasattr(offered, name))
+        what = f": it has no {lacks}" if lacks else ""
+        return f"{offered.__name__} is not an rlx.plugin.{_BASES[kind].__name__}{what}"
     if unwritten := sorted(offered.__abstractmethods__):
         return f"{offered.__name__} has no {', '.join(f'`{name}`' for name in unwritten)}"
     if kind == "environment":

@@ -39,6 +39,8 @@ def free_bytes(path: Path) -> int:
 
 def format_disk_space(count: int) -> str:
     amount = count / 1024**2
+    if amount < 1:
+        return f"{count / 1024:.0f} kB"
     return f"{amount / 1024:.0f} GB" if amount >= 10 * 1024 else f"{amount:.0f} MB"
 
 

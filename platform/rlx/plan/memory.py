@@ -502,7 +502,12 @@ def count_cached_tokens(levels: Sequence[LevelTokens], ranks: int, max_rows: int
     rows, own, shared, peak = scale * levels[0].turns, 0.0, 0.0, 0.0
     for level in levels:
         if level.turns > level.openings:  # what several rows continue is kept once
-            shared += scale * level.openings * (own + level.opening)
+            copied = scale * level.openings * (own + level.opening)
+            if level is not levels[0]:  # kept caches, and their copies with another layout
+                part = min(1.0, together / (scale * level.turns))
+                forked = 1.5 * copied + scale * level.turns * level.at_most
+                peak = max(peak, shared + rows * own + part * forked)
+            shared += copied
             rows, own = scale * level.turns, 0.0
         else:
             own += level.opening

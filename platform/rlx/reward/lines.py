@@ -3,6 +3,7 @@
 import json
 import os
 import re
+from codecs import BOM_UTF8
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -80,7 +81,8 @@ def read_lines(
     stream: Iterable[bytes], field: str = "response", *, reads_parent: bool = False
 ) -> Iterator[ResponseLine]:
     """Reads JSON Lines in UTF-8; empty lines are skipped."""
-    for number, text in enumerate(stream, 1):
+    for number, line in enumerate(stream, 1):
+        text = line.removeprefix(BOM_UTF8)
         if not text.strip():
             continue
         try:
@@ -216,13 +218,17 @@ def _cut_batches(units: Iterable[list[ResponseLine]]) -> Iterator[list[list[Resp
     """Batches of units (lines that are scored together)."""
     batch: list[list[ResponseLine]] = []
     number = characters = 0
-    for unit in units:
-        batch.append(unit)
-        number += len(unit)
-        characters += sum(len(line.sample.response) for line in unit if line.sample)
-        if number >= _LINES or characters >= _CHARACTERS:
-            yield batch
-            batch, number, characters = [], 0, 0
+    try:
+        for unit in units:
+            batch.append(unit)
+            number += len(unit)
+            characters += sum(len(line.sample.response) for line in unit if line.sample)
+            if number >= _LINES or characters >= _CHARACTERS:
+                yield batch
+                batch, number, characters = [], 0, 0
+    except EnvironmentFault:  # first score what was read before the error
+        yield batch
+        raise
     if batch:
         yield batch
 

@@ -16,6 +16,7 @@ from torch import Tensor
 from rlx.errors import SpecError
 from rlx.model import Policy
 from rlx.rollout import Completion, CompletionRequest, count_shared
+from rlx.sampler.decoder_choice import choose_decoder
 from rlx.sampler.draw import (
     StopStringDetector,
     compute_sampling_logprobs,
@@ -27,7 +28,6 @@ from rlx.sampler.draw import (
 from rlx.sampler.engine import (
     SamplingEngine,
     SequenceLogprobs,
-    choose_decoder,
     copy_policy,
 )
 from rlx.sampler.rows import Decoder, DialogueRows

@@ -551,10 +551,11 @@ def find_cautions(spec: ExperimentSpec) -> Iterator[Diagnostic]:
         whole, steps = "the run", spec.steps
         if isinstance(adam, WarmStart):
             whole, steps = "the warm start", adam.steps
-        elif isinstance(adam, OptimizerSpec) and plain:
-            shortest = min(plain, key=lambda phase: phase.steps)
+        elif isinstance(adam, OptimizerSpec):
+            shortest = min(plain or spec.phases, key=lambda phase: phase.steps)
             whole, steps = f"phase '{shortest.name}'", shortest.steps
-        if adam.warmup_steps >= steps:
+        in_force = bool(plain) or not isinstance(adam, OptimizerSpec)
+        if in_force and adam.warmup_steps >= steps:
             yield _warn(
                 (*path, "warmup_steps"),
                 f"is {adam.warmup_steps}, but {whole} ends after {steps} steps: the learning rate "

@@ -167,7 +167,8 @@ class _Explainer:
             elsewhere = [
                 f"{name}.{key}"
                 for name in list_yaml_keys(self.model)
-                if any(key in list_yaml_keys(one) for one in self.find_models((name,)))
+                if key not in _SELECTORS
+                and any(key in list_yaml_keys(one) for one in self.find_models((name,)))
             ]
             meant = near or (elsewhere[0] if len(elsewhere) == 1 else "")
         keys = f"valid keys here: {', '.join(valid)}" if valid else "no keys are allowed here"
@@ -212,6 +213,8 @@ class _Explainer:
         if wanted == "a mapping" and isinstance(value, str | int | float):
             models = [one for one in expected if _is_model(one)]
             help_ = _suggest_section(where, models[0], value) if models else ""
+        if where == ("seed",) and isinstance(value, list):
+            help_ = "a file has one seed: `rlx submit --seeds 0..4` runs it with several"
         return _build_value_error(where, wanted, value, help_)
 
     def _explain_missing_key(self, path: KeyPath) -> Diagnostic:
