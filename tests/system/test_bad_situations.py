@@ -185,27 +185,6 @@ def test_a_read_only_home_can_be_read_and_refuses_the_rest(home, mount):
         assert err.count("\n") == 1
 
 
-# Plugins -----------------------------------------------------------------------------------------
-
-
-LATE = """
-from rlx.plugin import Mask
-
-class Late(Mask):
-    implementation = "no_such_module:mask"
-"""
-
-
-def test_a_plugin_that_fails_in_the_ranks_ends_its_follower_with_3(own):
-    own.offer("[rlx.masks]\nlate = rlx_late:Late\n", rlx_late=LATE)
-    sets = {**own.small, "mask": "{strategy: late}"}
-    done = own.rlx("submit", own.yaml, sets=sets)
-    assert done.returncode == 3, done.stderr
-    assert "✗ r-0001 failed: implementation 'no_such_module:mask'" in done.stderr
-    assert own.json("status", "latest")["exit_code"] == 3
-    own.until(lambda: not own.processes(), "every process to end")
-
-
 # Interrupts --------------------------------------------------------------------------------------
 
 

@@ -3,14 +3,17 @@
 import json
 import shutil
 from pathlib import Path
+from unittest.mock import create_autospec
 
+import httpx
 import pytest
-from hub import open_hub
+from huggingface_hub import HfApi, RepoUrl
+from huggingface_hub.errors import HfHubHTTPError
+from patience import find_free_port
 
+from rlx.cli import main
 from rlx.results.export import _copy_data
 from rlx_registry import Registry
-
-EXPERIMENTS = Path(__file__).parents[2] / "experiments"
 
 REWARDS = '''
 def brevity(sample, *, longest: int = 40) -> float:
@@ -87,20 +90,26 @@ def test_a_card_has_the_figures_of_every_tool(own_home, run, tmp_path):
     assert f"\n- probe/mistake, step {run.step}, 7 answers: same_answer 0.500\n" in text
 
 
-def test_a_model_is_pushed(own_home, run, card, tmp_path):
-    with open_hub() as hub:
-        settings = {"HF_ENDPOINT": hub.url, "HF_TOKEN": "hf_right", "HF_HUB_DISABLE_XET": "1"}
-        own_home.environment |= settings
-        push = ("export", run.id, "--card", "--push", "me/mine")
-        done = own_home.rlx(*push, tmp_path / "one")
-        assert done.returncode == 0, done.stderr
-        assert f"{hub.url}/me/mine/commit/1" in done.stdout
-        assert hub.made[0]["visibility"] == "private"
-        here = {path.name: path.read_bytes() for path in (tmp_path / "one").iterdir()}
-        assert hub.files == here
-        own_home.environment["HF_TOKEN"] = "hf_wrong"
-        refused = own_home.rlx(*push, tmp_path / "two")
-        assert refused.returncode == 2 and "me/mine was not pushed" in refused.stderr
+def test_a_model_is_pushed(own_home, run, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("RLX_HOME", str(own_home.path))
+    monkeypatch.chdir(own_home.folder)
+    push = ("export", run.id, "--card", "--push", "me/mine")
+    url = "https://hub.example/me/mine"
+    made = create_autospec(HfApi.create_repo, return_value=RepoUrl(url, endpoint=url[:-8]))
+    sent = create_autospec(HfApi.upload_folder)
+    sent.return_value.commit_url = f"{url}/commit/1"
+    monkeypatch.setattr(HfApi, "create_repo", made)
+    monkeypatch.setattr(HfApi, "upload_folder", sent)
+    assert main([*push, str(tmp_path / "one")]) == 0
+    assert f"{url}/commit/1" in capsys.readouterr().out
+    assert made.call_args.kwargs["private"]
+    assert sent.call_args.kwargs["folder_path"] == tmp_path / "one"
+    assert sent.call_args.kwargs["repo_id"] == "me/mine"
+    answer = httpx.Response(401, request=httpx.Request("POST", url))
+    made.side_effect = HfHubHTTPError("wrong token", response=answer)
+    assert main([*push, str(tmp_path / "two")]) == 2
+    assert "me/mine was not pushed: wrong token" in capsys.readouterr().err
+    own_home.environment["HF_ENDPOINT"] = f"http://127.0.0.1:{find_free_port()}"
     away = own_home.rlx(*push, tmp_path / "three")
     assert away.returncode == 4
-    assert f"me/mine was not pushed to {hub.url}: ConnectError" in away.stderr
+    assert f"not pushed to {own_home.environment['HF_ENDPOINT']}: ConnectError" in away.stderr

@@ -58,26 +58,21 @@ def test_every_import_is_declared():
     assert not missing
 
 
+BESIDE = [
+    "code_tests",
+    "kg_agent.py",
+    "my_data",
+    "shop",
+    "stock.py",
+    "warm_starts",
+    "webqsp_cwq.py",
+]
+
+
 def test_every_example_is_in_the_wheel():
     target = PROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]
-    examples = {
-        f"experiments/{file.name}": f"rlx/examples/{file.name}"
-        for file in (ROOT / "experiments").glob("*.yaml")
-    }
-    beside = {
-        f"smollm2/{path.name}"
-        for kind in ("py", "jsonl")
-        for path in (ROOT / "experiments" / "smollm2").glob(f"*.{kind}")
-    }
-    names = {
-        "code_tests",
-        "kg_agent.py",
-        "my_data",
-        "shop",
-        "stock.py",
-        "warm_starts",
-        "webqsp_cwq.py",
-        *beside,
-    }
-    shipped = {f"experiments/{name}": f"rlx/examples/{name}" for name in names}
-    assert target["force-include"] == examples | shipped
+    shipped = {f"experiments/{name}" for name in BESIDE}
+    for kind in ("*.yaml", "smollm2/*.py", "smollm2/*.jsonl"):
+        shipped |= {str(file.relative_to(ROOT)) for file in ROOT.glob(f"experiments/{kind}")}
+    expected = {name: name.replace("experiments", "rlx/examples", 1) for name in shipped}
+    assert target["force-include"] == expected

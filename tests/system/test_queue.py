@@ -2,12 +2,12 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from hanging_server import serve_hanging
 from patience import LIMIT
 
 from rlx.launch import find_run_differences, is_supervisor
@@ -58,8 +58,9 @@ def waiting(home, run_id):
 
 
 def test_a_run_that_has_ended_frees_its_slot_while_mlflow_hangs(place):
-    with serve_hanging() as server:
-        mirror = {"tracking.mlflow": server.url, "phases.0.steps": 1, "phases.1.steps": 1}
+    with socket.create_server(("127.0.0.1", 0)) as server:  # which never answers
+        url = f"http://127.0.0.1:{server.getsockname()[1]}"
+        mirror = {"tracking.mlflow": url, "phases.0.steps": 1, "phases.1.steps": 1}
         group = ("submit", place.yaml, "--seeds", "6..7", "--group", "pair")
         with place.begin(*group, sets=sets(place, **mirror)) as following:
 

@@ -35,6 +35,19 @@ def test_submitting_the_same_again_does_nothing(finished, home):
     assert home.run(finished.id) == finished.record
 
 
+def test_pictures_are_drawn_when_asked_for_and_recorded(finished, home):
+    done = home.rlx("status", finished.id, "--pictures")
+    assert done.returncode == 0, done.stderr
+    names = {f"pictures/{n}.{kind}" for n in ("reliability", "curves") for kind in ("png", "svg")}
+    with home.registry() as registry:
+        recorded = {a.path for a in registry.results.artifacts(finished.id) if a.kind == "picture"}
+    assert recorded == names
+    for name in names:
+        content = (finished.root / name).read_bytes()
+        assert content.startswith(b"\x89PNG") if name.endswith("png") else b"<svg" in content
+        assert name in done.stdout
+
+
 # Others ------------------------------------------------------------------------------------------
 
 

@@ -6,15 +6,13 @@ import os
 import shutil
 import signal
 import struct
-import subprocess
-import sys
 from importlib.util import find_spec
 from pathlib import Path
+from unittest.mock import create_autospec
 
 import pytest
-from patience import LIMIT, signal_processes, wait_until
+from patience import find_free_port, signal_processes
 from submissions import submit
-from wandb_server import open_wandb
 
 from rlx.record import TrackerUnavailableError, open_senders
 from rlx.record.tracker import make_legal_key
@@ -196,70 +194,35 @@ def test_a_store_that_was_damaged_or_lost_is_written_anew(registry, tmp_path):
     assert not list(logs.glob("*/*"))
 
 
-@pytest.fixture
-def online(registry, tmp_path, monkeypatch):
-    """A run that is sent to a server, which does not listen yet, and the server."""
-    with open_wandb() as server:
-        monkeypatch.setenv("WANDB_BASE_URL", server.url)
-        monkeypatch.setenv("WANDB_API_KEY", "0" * 40)
-        run = submit(
-            registry, spec={"tracking": {"trackers": [{"kind": "wandb", "entity": "ann"}]}}
-        )
-        (tmp_path / "run").mkdir()
-        registry.update_run(run.id, directory=tmp_path / "run")
-        registry.transition(run.id, ["submitted"], "running")
-        yield run, server
+def test_a_server_of_wandb_is_away_and_then_has_some_points(registry, tmp_path, monkeypatch):
+    import wandb
 
-
-SEND = """
-from rlx.record import open_senders
-from rlx_registry import Registry
-with Registry.open({url!r}) as registry:
-    (sender,) = open_senders(registry, registry.run({run_id!r}))
-    print(sender.send())
-"""
-
-
-def test_a_server_of_wandb_that_was_away_has_every_point_once(
-    registry, online, tmp_path, monkeypatch
-):
-    run, server = online
-
-    def add(*steps):
-        for step in steps:
-            values = {"train/loss": 1 / (step + 1), "eval/pass@8": step / 7}
-            registry.results.add_metrics(run.id, step, values, at=1e9 + step)
-
-    add(0, 1, 2)
-    (sender,) = open_senders(registry, registry.run(run.id))
+    monkeypatch.setenv("WANDB_BASE_URL", f"http://127.0.0.1:{find_free_port()}")
+    monkeypatch.setenv("WANDB_API_KEY", "0" * 40)
     monkeypatch.setattr("rlx.record.wandb_tracker.INIT_SECONDS", 1)
+    run = submit(registry, spec={"tracking": {"trackers": [{"kind": "wandb", "entity": "ann"}]}})
+    registry.update_run(run.id, directory=tmp_path)
+    registry.transition(run.id, ["submitted"], "running")
+    for step in range(3):
+        values = {"train/loss": 1 / (step + 1), "eval/pass@8": step / 7}
+        registry.results.add_metrics(run.id, step, values, at=1e9 + step)
+    (sender,) = open_senders(registry, registry.run(run.id))
     for _ in range(2):
         with pytest.raises(TrackerUnavailableError, match=r"Weights & Biases \(online\): "):
             sender.catch_up()
-    assert not server.rows
-    monkeypatch.setattr("rlx.record.wandb_tracker.INIT_SECONDS", LIMIT)
-    server.listen()
-    send = SEND.format(url=f"sqlite:///{tmp_path}/registry.db", run_id=run.id)
-    sent = subprocess.run([sys.executable, "-c", send], capture_output=True, check=True)
-    assert sent.stdout == b"6\n"
-    add(3, 4)
+    has = {"resumed": True, "starting_step": 3, "dir": str(tmp_path), "summary": {}}
+    opened = create_autospec(wandb.Run, instance=True, **has)
+    asked = create_autospec(wandb.init, return_value=opened)
+    monkeypatch.setattr(wandb, "init", asked)
     assert sender.send() == 4, "what the server has is not sent again"
-    server.is_away = True
-    add(5, 6)
-    assert sender.send() == 4, "the run goes on"
-    wait_until("the client to ask in vain", lambda: server.refused)
-    server.is_away = False
-    add(7)
+    assert asked.call_args.kwargs["settings"].resume == "allow"
+    opened.starting_step = 7
     registry.transition(run.id, ["running"], "finished")
-    assert sender.is_behind
     sender.catch_up()
+    rows = [(call.args[0], call.kwargs["step"]) for call in opened.log.call_args_list]
+    points = {(name, row["step"]): row[name] for row, _ in rows for name in row if "/" in name}
+    expected = read_registry(registry, run.id)
+    assert points == {key: value for key, value in expected.items() if key[1] > 0}
+    assert [seq for _, seq in rows] == [4, 6]
+    opened.finish.assert_called_with(exit_code=0)
     assert not sender.is_behind
-    (rows,) = server.rows.values()
-    points = [
-        ((name, row["step"]), value)
-        for row in rows
-        for name, value in row.items()
-        if name != "step" and not name.startswith("_")
-    ]
-    assert len(points) == len(dict(points)) == 16
-    assert dict(points) == read_registry(registry, run.id)

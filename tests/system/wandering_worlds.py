@@ -4,7 +4,6 @@ import os
 import random
 import threading
 import time
-from pathlib import Path
 from typing import Any, ClassVar
 
 from rlx.plugin import Action, Reply, StatefulEnvironment
@@ -15,13 +14,8 @@ class Wandering(StatefulEnvironment):
 
     kinds: ClassVar[tuple[str, ...]] = ("say",)
 
-    folder: str = ""
-    """Where a session leaves a file while it is open."""
-
     def open(self, problem: Any, seed: int) -> Any:
-        way = {"name": problem["name"], "seed": seed, "way": [], "lock": threading.Lock()}
-        self._locate(way).touch()
-        return way
+        return {"name": problem["name"], "way": [], "lock": threading.Lock()}
 
     def play(self, game: Any, action: Action) -> Reply:
         drawn = random.randint(1, 1000)
@@ -34,15 +28,3 @@ class Wandering(StatefulEnvironment):
             done=drawn > 950,
             info={"said": action.text, "way": list(game["way"]), "process": os.getpid()},
         )
-
-    def close(self, game: Any) -> None:
-        self._locate(game).unlink(missing_ok=True)
-
-    def _locate(self, game: Any) -> Path:
-        return Path(self.folder) / f"{game['name']}-{game['seed']}-{os.getpid()}"
-
-
-class Live(Wandering):
-    """One that cannot be replayed."""
-
-    replayable: ClassVar[bool] = False

@@ -122,13 +122,6 @@ def test_tokens_by_another_channel(visit, real, known):
     assert {s[0] for s in second if s} == {"n"}, "a log-probability is below 0"
     page.get_by_label("colour").select_option("advantages")
     assert shades(page) == first, "the script paints as the server did"
-    colours = page.eval_on_selector_all(
-        "#tokens > *", "all => all.map((e) => getComputedStyle(e).backgroundColor)"
-    )
-    assert len({c for c, s in zip(colours, first, strict=True) if s}) == len(
-        {s for s in first if s}
-    )
-    assert page.locator("#high").inner_text() != ""
 
 
 def test_tokens_by_arrow_keys_and_in_a_table(visit, real, known):

@@ -18,10 +18,6 @@ def chart(page, title):
     return page.locator("figure.chart", has=page.get_by_title(title, exact=True))
 
 
-def entry(page, title):
-    return chart(page, title).locator(".legend b").first
-
-
 def axis(page, title):
     """The steps at both ends of a chart, as the pointer says them there."""
     over = chart(page, title).locator(".u-over")

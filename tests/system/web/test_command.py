@@ -5,69 +5,47 @@ import re
 import signal
 import socket
 import subprocess
-import sys
 import urllib.error
 import urllib.request
+from contextlib import contextmanager
 
 import psutil
-import pytest
+from dashboards import START
 from patience import LIMIT, find_free_port, stop_process, wait_until
 
 TOKEN = "a-token-of-some-length"
-MAIN = "import sys; from rlx.cli import main; sys.exit(main())"
 
 
-@pytest.fixture
-def unused_port():
-    """Of this machine."""
-    return find_free_port()
-
-
-def command(folder, *arguments, **environment):
-    return subprocess.Popen(
-        [sys.executable, "-c", MAIN, "web", *arguments],
+@contextmanager
+def serve_web(folder, *arguments, **environment):
+    """`rlx web`, and its address on this machine."""
+    port = find_free_port()
+    process = subprocess.Popen(
+        [*START, "web", "--port", str(port), *arguments],
         cwd=folder,
         env={**os.environ, "RLX_HOME": str(folder), **environment},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
     )
-
-
-@pytest.fixture
-def server(tmp_path, registry, unused_port):
-    """`rlx web` that lets other machines in."""
-    process = command(
-        tmp_path, "--host", "0.0.0.0", "--port", str(unused_port), "--name", "Team.example",
-        RLX_WEB_TOKEN=TOKEN,
-    )  # fmt: skip
-    yield f"http://127.0.0.1:{unused_port}", process
-    stop_process(process)
-
-
-@pytest.mark.parametrize("arguments", [[], ["--no-token"]])
-def test_a_random_token_is_needed_unless_that_is_switched_off(
-    tmp_path, registry, unused_port, arguments
-):
-    """Also on this machine, which others may use."""
-    process = command(tmp_path, "--port", str(unused_port), *arguments)
     try:
-        lines = iter(process.stderr.readline, "")
-        link = next(filter(None, (re.search(r"dashboard on (\S+)", line) for line in lines)))[1]
-        bare = f"http://127.0.0.1:{unused_port}"
-        if arguments:
-            assert link == bare
-            assert fetched(f"{bare}/")[0] == 200
-        else:
-            token = link.removeprefix(f"{bare}/?token=")
-            assert len(token) >= 32
-            for path in ("/", "/.json", "/static/chart.js", "/openapi.json"):
-                status, said, _ = fetched(f"{bare}{path}")
-                assert (status, "printed its address with the token" in said) == (401, True)
-            assert fetched(f"{bare}/", Authorization=f"Bearer {token}")[0] == 200
-            assert token not in "".join(psutil.Process(process.pid).cmdline())
+        yield process, f"http://127.0.0.1:{port}"
     finally:
         stop_process(process)
+
+
+def test_a_random_token_is_needed(tmp_path, registry):
+    """Also on this machine, which others may use."""
+    with serve_web(tmp_path) as (process, bare):
+        lines = iter(process.stderr.readline, "")
+        link = next(filter(None, (re.search(r"dashboard on (\S+)", line) for line in lines)))[1]
+        token = link.removeprefix(f"{bare}/?token=")
+        assert len(token) >= 32
+        for path in ("/", "/.json", "/static/chart.js", "/openapi.json"):
+            status, said, _ = fetched(f"{bare}{path}")
+            assert (status, "printed its address with the token" in said) == (401, True)
+        assert fetched(f"{bare}/", Authorization=f"Bearer {token}")[0] == 200
+        assert token not in "".join(psutil.Process(process.pid).cmdline())
 
 
 def fetched(url, **headers):
@@ -97,18 +75,18 @@ def break_off_form(url):
         )
 
 
-def test_the_command_serves_those_who_show_it(server):
-    url, process = server
-    status, _, headers = fetched(f"{url}/")
-    assert status == 401
-    assert "server" not in {name.lower() for name in headers}
+def test_the_command_serves_those_who_show_it(tmp_path, registry):
+    others = ("--host", "0.0.0.0", "--name", "Team.example")
     bearer = {"Authorization": f"Bearer {TOKEN}"}
-    assert fetched(f"{url}/", **bearer)[0] == 200
-    assert fetched(f"{url}/", **bearer, Host="team.example:80")[0] == 200
-    assert fetched(f"{url}/", **bearer, Host="evil.example")[0] == 400
-    assert fetched(f"{url}/static/chart.js")[0] == 401
-    break_off_form(url)
-    process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=LIMIT)
-    assert process.returncode == 130
-    assert TOKEN not in out + err and "Traceback" not in err
+    with serve_web(tmp_path, *others, RLX_WEB_TOKEN=TOKEN) as (process, url):
+        status, _, headers = fetched(f"{url}/")
+        assert status == 401
+        assert "server" not in {name.lower() for name in headers}
+        assert fetched(f"{url}/", **bearer)[0] == 200
+        assert fetched(f"{url}/", **bearer, Host="team.example:80")[0] == 200
+        assert fetched(f"{url}/", **bearer, Host="evil.example")[0] == 400
+        break_off_form(url)
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=LIMIT)
+        assert process.returncode == 130
+        assert TOKEN not in out + err and "Traceback" not in err

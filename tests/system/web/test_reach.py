@@ -1,10 +1,9 @@
-"""Who can use the pages: by keyboard, by ear, on a telephone, while a run goes on."""
+"""Who can use the pages: by keyboard, by ear, on a telephone."""
 
 import re
 
 import pytest
-from browsing import draw_sections, served
-from shown import submit
+from browsing import draw_sections
 
 PAGES = {
     "runs": "/",
@@ -111,54 +110,3 @@ def test_every_control_can_be_reached_by_tab_and_has_a_name(wide):
     assert page.locator("main").count() == 1 and page.locator("h1").count() == 1
     assert page.evaluate("document.documentElement.lang") == "en"
     assert page.title().endswith("rlx")
-
-
-# While a run goes on -----------------------------------------------------------------------------
-
-
-@pytest.fixture
-def alive(chromium, url, registry):
-    """A run that goes on, and the address of its dashboard."""
-    run = submit(registry, status="running")
-    registry.update_run(run, step=1, steps_total=10, phase="one")
-    for step in (0, 1):
-        registry.results.add_metrics(run, step, {"train/reward": step / 4, "perf/step_s": 1.0})
-    with served(url) as address:
-        yield run, address
-
-
-def waited(page):
-    """Lets the time pass after which a page asks again."""
-    with page.expect_response("**/live.json*"):
-        page.clock.fast_forward(5100)
-
-
-def test_the_page_of_a_run_goes_on_with_it(alive, visit, registry):
-    run, address = alive
-    page = visit(address)
-    page.clock.install()
-    page.goto(f"/runs/{run}")
-    for part in page.locator("details.curves, #happened").all():
-        part.locator("> summary").click()
-    chart = page.locator("figure.chart", has_text="by turn")
-    chart.locator("canvas").wait_for()
-    assert chart.locator(".legend b").inner_text() == "0.25"
-    registry.results.add_metrics(run, 2, {"train/reward": 0.5, "perf/step_s": 1.0})
-    registry.results.add_event(run, "note", "something\x1b[31m <b>happened</b>", level="warning")
-    registry.update_run(run, step=2, phase="two\u202e")
-    waited(page)
-    page.locator("[data-field=step]", has_text="2").wait_for()
-    assert page.locator("[data-field=phase]").inner_text() == "two⟨U+202E⟩"
-    assert page.locator("progress.steps").evaluate("e => e.value") == 2
-    assert chart.locator(".legend b").inner_text() == "0.5"
-    row = page.locator("#events tr").first
-    assert row.locator("td").nth(2).inner_text() == "something␛[31m <b>happened</b>"
-    assert row.get_attribute("class") == "bad" and page.locator("#events .none").count() == 0
-    with page.expect_navigation():
-        registry.transition(run, ["running"], "stopped", "enough")
-        page.clock.fast_forward(1100)
-        page.clock.fast_forward(5100)
-    assert page.locator(".badge").first.inner_text() == "stopped"
-    assert page.get_by_text("enough").first.is_visible()
-    assert page.get_by_role("button", name="Stop").count() == 0
-    assert chart.is_visible(), "what was unfolded stays so"

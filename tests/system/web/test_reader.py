@@ -1,4 +1,4 @@
-"""What a reader follows on the pages: the stage of a run, a log that grows."""
+"""What a reader follows on the pages: a run that goes on, and a log that grows."""
 
 import json
 from pathlib import Path
@@ -9,24 +9,13 @@ from shown import submit
 
 
 @pytest.fixture
-def run(registry, tmp_path):
-    """A finished run with a folder."""
+def going(registry, tmp_path):
+    """A run that goes on, and its folder."""
     folder = tmp_path / "runs" / "r-0001"
-    (folder / "pictures").mkdir(parents=True)
-    found = submit(registry)
-    registry.update_run(found, directory=folder)
-    return found
-
-
-@pytest.fixture
-def folder(run, registry):
-    return Path(registry.run(run).directory)
-
-
-@pytest.fixture
-def going(run, registry):
-    registry.transition(run, ["finished"], "running")
-    return run
+    folder.mkdir(parents=True)
+    run = submit(registry, status="running")
+    registry.update_run(run, directory=folder, step=1, steps_total=10, phase="one")
+    return run, folder
 
 
 def progress(folder, **fields):
@@ -36,36 +25,59 @@ def progress(folder, **fields):
 
 
 def waited(page):
+    """Lets the time pass after which a page asks again."""
     with page.expect_response("**/live.json*"):
         page.clock.fast_forward(5100)
 
 
-def test_a_reader_follows_a_warm_start_and_sees_time_go_on(visit, url, registry, going, folder):
+def test_the_page_of_a_run_goes_on_with_it(visit, url, registry, going):
+    run, folder = going
     progress(folder, done=1, note="loss 2.500")
-    registry.update_run(going, steps_total=10)
+    for step in (0, 1):
+        registry.results.add_metrics(run, step, {"train/reward": step / 4, "perf/step_s": 1.0})
     with served(url) as address:
         page = visit(address)
         page.clock.install()
-        page.goto(f"/runs/{going}")
-        stage = page.locator("[data-field=stage]")
-        assert stage.inner_text() == "warm start 1/400 loss 2.500"
-        started = page.locator("dd[data-at]").first
-        before = started.inner_text()
-        page.clock.run_for(3000)
-        assert int(started.inner_text().split()[0]) >= int(before.split()[0]) + 2
+        page.goto(f"/runs/{run}")
+        assert page.locator("[data-field=stage]").inner_text() == "warm start 1/400 loss 2.500"
+        for part in page.locator("details.curves, #happened").all():
+            part.locator("> summary").click()
+        chart = page.locator("figure.chart", has_text="by turn")
+        chart.locator("canvas").wait_for()
+        assert chart.locator(".legend b").inner_text() == "0.25"
+        registry.results.add_metrics(run, 2, {"train/reward": 0.5, "perf/step_s": 1.0})
+        said = "something\x1b[31m <b>happened</b>"
+        registry.results.add_event(run, "note", said, level="warning")
+        registry.update_run(run, step=2, phase="two\u202e")
         progress(folder, done=300, note="\u202e<b>")
         waited(page)
         page.get_by_text("warm start 300/400 ⟨U+202E⟩<b>").wait_for()
         assert page.locator("progress.stage").evaluate("e => [e.value, e.max]") == [300, 400]
+        page.locator("[data-field=step]", has_text="2").wait_for()
+        assert page.locator("[data-field=phase]").inner_text() == "two⟨U+202E⟩"
+        assert page.locator("progress.steps").evaluate("e => e.value") == 2
+        assert chart.locator(".legend b").inner_text() == "0.5"
+        row = page.locator("#events tr").first
+        assert row.locator("td").nth(2).inner_text() == "something␛[31m <b>happened</b>"
+        assert row.get_attribute("class") == "bad" and page.locator("#events .none").count() == 0
+        with page.expect_navigation():
+            registry.transition(run, ["running"], "stopped", "enough")
+            page.clock.fast_forward(1100)
+            page.clock.fast_forward(5100)
+        assert page.locator(".badge").first.inner_text() == "stopped"
+        assert page.get_by_text("enough").first.is_visible()
+        assert page.get_by_role("button", name="Stop").count() == 0
+        assert chart.is_visible(), "what was unfolded stays so"
 
 
-def test_a_reader_follows_a_log_and_downloads_it(visit, url, registry, going, folder):
+def test_a_reader_follows_a_log_and_downloads_it(visit, url, going):
+    run, folder = going
     log = folder / "run.log"
     log.write_text("one\n")
     with served(url) as address:
         page = visit(address)
         page.clock.install()
-        page.goto(f"/runs/{going}/log")
+        page.goto(f"/runs/{run}/log")
         assert page.locator("#lines").inner_text() == "one\n"
         log.write_text("one\ntwo \x1b[2J<script>\n")
         with page.expect_response("**/log.json*"):
