@@ -55,9 +55,8 @@ Gemma 2 caps its scores, Bloom knows no position ids, and Mamba has no attention
 def model_of(kind):
     options, _ = CHOSEN[kind]
     config = getattr(transformers, f"{kind}Config")(**{**SIZES, **options})
-    suffix = "ForCausalLM"
     torch.manual_seed(0)
-    return getattr(transformers, f"{kind}{suffix}")(config).eval()
+    return getattr(transformers, f"{kind}ForCausalLM")(config).eval()
 
 
 @pytest.fixture(params=CHOSEN)
@@ -292,9 +291,6 @@ def test_an_empty_micro_batch_has_a_gradient_of_zeros_in_every_form(qwen):
         logprobs, _ = qwen(pack_rows(nothing, nothing == 0, nothing != 0), torch.ones(0))
         logprobs.sum().backward()
         assert all((p.grad == 0).all() for p in qwen.parameters())
-
-
-# Blocks ------------------------------------------------------------------------------------------
 
 
 # Adapters ----------------------------------------------------------------------------------------

@@ -79,14 +79,6 @@ def test_every_end_token_that_the_files_name_ends_a_turn(checkpoint):
     assert (chat.dialogue.end_ids, plain.dialogue.end_ids) == (chat.end_ids, plain.end_ids)
 
 
-def test_without_the_template_it_speaks_plain_text(checkpoint):
-    folder, _ = checkpoint
-    plain = build_policy(PretrainedModelSpec(path=str(folder), chat_template=False), 0)
-    own = plain.tokenizer("Add.\n\n3 4").input_ids  # which adds no BOS, though some have the token
-    assert list(plain.dialogue.open("3 4", "Add.")) == own
-    assert plain.tokenizer.decode(own) == "Add.\n\n3 4"
-
-
 def test_end_tokens_of_all_files_come_together(tmp_path):
     make_checkpoint(tmp_path, "llama", "words")
     for name, ends in (("config", 7), ("generation_config", [5, 0, 6])):

@@ -225,12 +225,6 @@ def test_nor_does_how_many_completions_a_context_gets(policy, contexts):
 # Forked caches -----------------------------------------------------------------------------------
 
 
-def test_a_forked_cache_changes_nothing(policy, two_turns):
-    _, below, second = two_turns
-    anew = [CompletionRequest(request.context, None, request.seeds) for request in below]
-    assert_agrees(sample(policy, anew, CONFIDENCE), second)
-
-
 def test_completions_are_continued_in_any_order_and_number(policy, requests, two_turns):
     _, below, second = two_turns
     chosen = [13, 2, 2, 20, 7]
