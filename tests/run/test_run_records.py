@@ -50,8 +50,7 @@ def test_every_rollout_is_kept(finished):
 
 
 def test_the_record_holds_together(finished, home):
-    checked = home.json("check", finished.id)
-    assert checked["holds"] and not checked["unchecked"]
+    home.check_record(finished.id)
 
 
 def test_advantages_follow_from_the_stored_rewards(finished):

@@ -92,9 +92,7 @@ def test_it_is_shown_checked_and_rescored_to_the_bit(taught):
     for command in ("status", "logs", "samples"):
         done = home.rlx(command, run.id)
         assert done.returncode == 0, done.stderr
-    assert home.json("check", run.id)["holds"]
-    told = home.json("rescore", run.id)
-    assert told["same"] and told["rows_left_out"] == 0
+    home.check_record(run.id)
 
 
 def test_a_run_from_its_checkpoint_takes_the_same_steps(taught):

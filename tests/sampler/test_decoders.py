@@ -152,9 +152,10 @@ def test_a_model_that_no_cache_fits_is_read_again_for_every_token(kind, options,
     torch.testing.assert_close(found, logits(model, IDS)[places], atol=2e-5, rtol=2e-5)
 
 
-def test_a_model_that_sees_later_tokens_is_refused():
-    with pytest.raises(SpecError, match=r"kind 'bert' cannot be sampled from: it has logits that"):
-        choose_decoder(build("bert", is_decoder=False))
+@each_row("kind", ["bert", "roberta"])
+def test_a_model_that_sees_later_tokens_is_refused(kind):
+    with pytest.raises(SpecError, match=rf"kind '{kind}' cannot be sampled from: it has logits"):
+        choose_decoder(build(kind, is_decoder=False))
 
 
 # Weights -----------------------------------------------------------------------------------------
