@@ -21,6 +21,7 @@ with speed_up_imports():
     from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
     from rlx.assignment import build_scored_rows
+    from rlx.errors import SpecError
     from rlx.learner import Learner, join_ranks
     from rlx.model import build_policy, find_window
     from rlx.phase_setup import build_setup
@@ -138,6 +139,9 @@ MODELS = {
 }
 """By model type: what makes it small, beyond the sizes. Windows are shorter than the dialogues."""
 
+REFUSED = {"bert": {}, "roberta": {}}
+"""Models that see later tokens."""
+
 
 def save_model(kind, sizes, folder, *, chat):
     """Saves a small random model with a tokenizer, with or without a chat template."""
@@ -206,6 +210,17 @@ def take_steps(policy, sampler, recipes, ranks):
     return {"steps": steps, "learner": learner.chosen.form.name}
 
 
+def refuse(kind, options, folder):
+    """What a model is refused with, before anything is sampled."""
+    save_model(kind, {**SIZES, **options}, folder, chat=False)
+    try:
+        policy = build_policy(PretrainedModelSpec(path=str(folder)), 0)
+        TransformersSampler(policy, max_rows=4, device=torch.device("cpu"))
+    except SpecError as error:
+        return str(error)
+    return None
+
+
 def prepare():
     """The recipes, and this process as the only rank."""
     os.environ |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}
@@ -221,13 +236,16 @@ def prepare():
 
 def main(out):
     recipes, ranks = prepare()
-    models = {}
+    found = {"models": {}, "refused": {}}
     for number, (kind, options) in enumerate(MODELS.items()):
         with tempfile.TemporaryDirectory() as folder:
-            models[kind] = measure(
+            found["models"][kind] = measure(
                 kind, options, recipes, ranks, Path(folder), chat=number % 2 == 0
             )
-    out.write_text(json.dumps({"models": models}))
+    for kind, options in REFUSED.items():
+        with tempfile.TemporaryDirectory() as folder:
+            found["refused"][kind] = refuse(kind, options, Path(folder))
+    out.write_text(json.dumps(found))
 
 
 if __name__ == "__main__":
