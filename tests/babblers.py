@@ -10,17 +10,6 @@ from rlx.model import PlainDialogue, build_policy
 from rlx.rollout import CompletionRequest
 from rlx.spec import TinyModelSpec, TurnSpec
 
-__all__ = [
-    "ANSWER",
-    "CONFIDENCE",
-    "SPEC",
-    "WAYS",
-    "babbler",
-    "furthest",
-    "sampled",
-    "second_turns",
-]
-
 SPEC = TinyModelSpec(
     hidden_size=64, heads=2, kv_heads=1, layers=2, intermediate_size=64, initializer_range=0.15
 )

@@ -7,13 +7,7 @@ from dataclasses import dataclass
 
 import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import (
-    LlamaConfig,
-    LlamaForCausalLM,
-    PreTrainedTokenizerFast,
-    Qwen2Config,
-    Qwen2ForCausalLM,
-)
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from rlx.model.dialogue import PlainDialogue
 
@@ -137,34 +131,43 @@ def tokenizer(style):
     return fast
 
 
-def _qwen2(**sizes):
-    return Qwen2ForCausalLM(Qwen2Config(**sizes))
+SIZES = {
+    "vocab_size": 50,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
 
 
-def _llama(**sizes):
-    return LlamaForCausalLM(LlamaConfig(head_dim=32, **sizes))
+def build_model(kind, **options):
+    """A small random model of one of transformers' model types."""
+    config = CONFIG_MAPPING[kind](**{**SIZES, **options})
+    torch.manual_seed(0)
+    return AutoModelForCausalLM.from_config(config).eval()
 
 
-FAMILIES = {"qwen2": _qwen2, "llama": _llama}
-
-
-def make_checkpoint(folder, family, style, seed=0):
+def make_checkpoint(folder, family, style):
     """Saves model and tokenizer to `folder`, in the Hugging Face layout; returns the folder.
 
     The tokenizer names the document's end token; the model's files name the turn's as well.
     """
     speaks = tokenizer(STYLES[style])
     ends = speaks.convert_tokens_to_ids([STYLES[style].closes or speaks.eos_token])
-    torch.manual_seed(seed)
-    model = FAMILIES[family](
+    model = build_model(
+        family,
         vocab_size=len(speaks),
         hidden_size=64,
-        num_hidden_layers=2,
         num_attention_heads=2,
         num_key_value_heads=1,
         intermediate_size=96,
         max_position_embeddings=512,
         initializer_range=0.08,
+        pad_token_id=None,
         bos_token_id=speaks.bos_token_id,
         eos_token_id=speaks.eos_token_id,
     )

@@ -19,8 +19,6 @@ from rlx.learner import PackedPolicy
 from rlx.learner.pack import PackedBatch, PackedBranches
 from rlx.loss import clipped_surrogate
 
-__all__ = ["measure_update"]
-
 
 def attend(module, query, key, value, mask, scaling=None, **_):
     heads = query.shape[1]

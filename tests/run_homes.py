@@ -81,6 +81,14 @@ class ReadHome:
         with self.registry() as registry:
             return list(find_run_differences(registry, one, other))
 
+    def check_record(self, run_id: str) -> dict[str, Any]:
+        """A run's record holds together and is rescored to the bit; what `rlx check` says."""
+        assert self.run(run_id).status == "finished", self.run(run_id).reason
+        checked, rescored = self.json("check", run_id), self.json("rescore", run_id)
+        assert checked["holds"] and not checked["unchecked"]
+        assert rescored["same"], [c for c in rescored["changes"] if c["changed"]]
+        return dict(checked)
+
     def bodies(self, run: RunRecord) -> Iterator[tuple[int, list[dict[str, Any]], Any]]:
         """Step, trees and index of every step, each file checked against its digest."""
         with self.registry() as registry:

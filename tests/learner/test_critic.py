@@ -4,16 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from transformers import (
-    GPT2Config,
-    GPT2LMHeadModel,
-    GPTNeoXConfig,
-    GPTNeoXForCausalLM,
-    LlamaConfig,
-    LlamaForCausalLM,
-    OPTConfig,
-    OPTForCausalLM,
-)
+from checkpoints import build_model
 
 from rlx.errors import SpecError
 from rlx.learner import Critic, Ranks, critic_rate
@@ -24,7 +15,6 @@ from rlx.model import build_policy
 from rlx.spec import CriticSpec, RunnerSpec, TinyModelSpec
 
 ALONE = Ranks(0, 1, torch.device("cpu"))
-SHAPE = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "vocab_size": 40}
 
 
 @pytest.fixture
@@ -33,30 +23,16 @@ def policy():
     return build_policy(small, 0)
 
 
-def qwen3(policy):
-    return policy.model
-
-
-def llama(policy):
-    return LlamaForCausalLM(LlamaConfig(**SHAPE, intermediate_size=48))
-
-
-def gpt2(policy):
-    return GPT2LMHeadModel(GPT2Config(n_embd=32, n_layer=2, n_head=2, vocab_size=40))
-
-
-def neox(policy):
-    return GPTNeoXForCausalLM(GPTNeoXConfig(**SHAPE, intermediate_size=48))
-
-
-def opt(policy):
-    """Its last hidden state is narrower than its layers, and it drops out in training."""
-    return OPTForCausalLM(OPTConfig(**SHAPE, ffn_dim=48, word_embed_proj_dim=16))
-
-
-@pytest.mark.parametrize("make", [qwen3, llama, gpt2, neox, opt])
-def test_a_value_is_what_the_tokens_before_say(policy, make):
-    policy = replace(policy, model=make(policy))
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        *((kind, {}) for kind in ("qwen3", "llama", "gpt2", "gpt_neox")),
+        # Its last hidden state is narrower than its layers, and it drops out in training.
+        ("opt", {"ffn_dim": 48, "word_embed_proj_dim": 16}),
+    ],
+)
+def test_a_value_is_what_the_tokens_before_say(policy, kind, options):
+    policy = replace(policy, model=build_model(kind, **options).train())
     decoder = _share_decoder(policy)
     values = PackedValues(decoder, _compute_hidden_size(decoder), seed=3)
     ids = torch.tensor([[5, 6, 7, 8, 9], [5, 6, 7, 11, 12], [5, 6, 13, 14, 0]])

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-import transformers
+from checkpoints import build_model
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn.attention import flex_attention
@@ -21,31 +21,19 @@ from rlx.model.lora import adapt_model
 from rlx.spec import Lora
 
 HERE = Ranks(0, 1, torch.device("cpu"))
-SIZES = {
-    "vocab_size": 50,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "initializer_range": 0.2,
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
 CHOSEN = {
-    "Qwen2": ({}, GroupedForm),
-    "Qwen3": ({"head_dim": 16}, GroupedForm),
-    "Llama": ({}, GroupedForm),
-    "Mistral": ({"sliding_window": None}, GroupedForm),
-    "SmolLM3": ({}, GroupedForm),
-    "Phi3": ({}, GroupedForm),
-    "GPTNeoX": ({}, GroupedForm),
-    "Qwen3Moe": (EXPERTS, GroupedForm),
-    "Gemma2": ({"head_dim": 16}, CachedForm),
-    "Bloom": ({"n_layer": 2, "n_head": 4}, PlainForm),
-    "Mamba": ({"state_size": 4}, PlainForm),
+    "qwen2": ({}, GroupedForm),
+    "qwen3": ({"head_dim": 16}, GroupedForm),
+    "llama": ({}, GroupedForm),
+    "mistral": ({"sliding_window": None}, GroupedForm),
+    "smollm3": ({}, GroupedForm),
+    "phi3": ({}, GroupedForm),
+    "gpt_neox": ({}, GroupedForm),
+    "qwen3_moe": (EXPERTS, GroupedForm),
+    "gemma2": ({"head_dim": 16}, CachedForm),
+    "bloom": ({}, PlainForm),
+    "mamba": ({"state_size": 4}, PlainForm),
 }
 """By architecture: options beyond the sizes, and the form that is right for it on a CPU.
 
@@ -53,11 +41,7 @@ Gemma 2 caps its scores, Bloom knows no position ids, and Mamba has no attention
 
 
 def model_of(kind):
-    options, _ = CHOSEN[kind]
-    config = getattr(transformers, f"{kind}Config")(**{**SIZES, **options})
-    suffix = "ForCausalLM"
-    torch.manual_seed(0)
-    return getattr(transformers, f"{kind}{suffix}")(config).eval()
+    return build_model(kind, initializer_range=0.2, **CHOSEN[kind][0])
 
 
 @pytest.fixture(params=CHOSEN)
@@ -85,16 +69,15 @@ def test_the_first_form_that_fits_is_chosen_and_the_others_are_explained(kind, c
 @pytest.mark.parametrize(
     ("kind", "options", "form"),
     [
-        ("Mistral", {}, GroupedForm),
-        ("Olmo3", {"layer_types": ["sliding_attention", "full_attention"]}, GroupedForm),
-        ("Gemma2", {"head_dim": 16}, CachedForm),
+        ("mistral", {}, GroupedForm),
+        ("olmo3", {"layer_types": ["sliding_attention", "full_attention"]}, GroupedForm),
+        ("gemma2", {"head_dim": 16}, CachedForm),
     ],
 )
 def test_windows_are_kept_where_prefixes_are_shared(kind, options, form):
     """A window of 40 is longer than the rows of the trial and shorter than those here."""
-    torch.manual_seed(0)
-    config = getattr(transformers, f"{kind}Config")(**SIZES, sliding_window=40, **options)
-    module = PackedPolicy(getattr(transformers, f"{kind}ForCausalLM")(config).eval())
+    model = build_model(kind, initializer_range=0.2, sliding_window=40, **options)
+    module = PackedPolicy(model)
     assert type(choose_form(module, HERE).form) is form
     ids = torch.randint(3, 50, (4, 90), generator=torch.Generator().manual_seed(2))
     ids[:, :50] = ids[0, :50]
@@ -106,16 +89,14 @@ def test_windows_are_kept_where_prefixes_are_shared(kind, options, form):
     expected, gradient = measured(module, forest)
     assert (found - expected).abs().max() <= 1e-5
     assert apart(own, gradient) <= 5e-6
-    config.sliding_window = 4096
+    model.config.sliding_window = 4096
     assert (measured(module, forest)[0] - expected).abs().max() > 1e-3, "the window shows"
 
 
 def test_a_window_that_cannot_be_narrowed_shares_nothing():
-    layers = {"attention_types": [[["local"], 2]], "window_size": 40, "num_layers": 2}
-    config = transformers.GPTNeoConfig(
-        vocab_size=50, hidden_size=32, num_heads=4, max_position_embeddings=128, **layers
-    )
-    choice = choose_form(PackedPolicy(transformers.GPTNeoForCausalLM(config).eval()), HERE)
+    layers = {"attention_types": [[["local"], 2]], "window_size": 40}
+    model = build_model("gpt_neo", max_position_embeddings=128, **layers)
+    choice = choose_form(PackedPolicy(model), HERE)
     assert type(choice.form) is PlainForm
     assert all("windows cannot be tried" in reason for reason in choice.refused)
 
@@ -172,7 +153,7 @@ def apart(found, expected):
 
 @pytest.fixture(scope="module")
 def qwen():
-    return PackedPolicy(model_of("Qwen3"))
+    return PackedPolicy(model_of("qwen3"))
 
 
 @settings(max_examples=10)
@@ -294,15 +275,12 @@ def test_an_empty_micro_batch_has_a_gradient_of_zeros_in_every_form(qwen):
         assert all((p.grad == 0).all() for p in qwen.parameters())
 
 
-# Blocks ------------------------------------------------------------------------------------------
-
-
 # Adapters ----------------------------------------------------------------------------------------
 
 
 def test_an_adapter_as_it_begins_shares_prefixes():
     """Its A has no gradient as long as its B is zero, which says nothing about a form."""
-    model = model_of("Qwen2")
+    model = model_of("qwen2")
     adapt_model(model, Lora(rank=2), 0)
     choice = choose_form(PackedPolicy(model), HERE)
     assert type(choice.form) is GroupedForm, str(choice)

@@ -88,37 +88,6 @@ def test_a_node_is_an_ancestor_exactly_when_its_path_begins_the_other(batch):
 
 
 SYSTEM = [9] * 4
-TREES = {
-    "one prefix for all": ([[*SYSTEM, 1], [*SYSTEM, 2], [*SYSTEM, 3]], 4 + 3 * (1 + 2 * 2)),
-    "prefixes of several lengths": (
-        [[*SYSTEM, 1, 1], [*SYSTEM, 1, 2], [*SYSTEM[:2], 3]],
-        4 + 1 + 2 + 1 + 3 * 2 * 2,
-    ),
-    "nothing in common": ([[1, 7], [2, 7], [3, 7]], 3 * (2 + 2 * 2)),
-    "a prompt that is the prefix": ([SYSTEM, [*SYSTEM, 1]], 4 + 1 + 2 * 2 * 2),
-    "the same prompt twice": ([SYSTEM, SYSTEM], 4 + 2 * 2 * 2),
-}
-"""Prompts of trees, each with two answers of two tokens of its own, and the tokens computed."""
-
-
-def test_tokens_are_counted_once_whichever_trees_share_them():
-    found, expected = {}, {}
-    for name, (prompts, count) in TREES.items():
-        rows = [[*p, 10 + 2 * n + k, 5] for n, p in enumerate(prompts) for k in range(2)]
-        batch = build_batch(rows, [len(p) for p in prompts for _ in range(2)])
-        found[name] = share(batch).computed_tokens, len(pack_rows(*batch))
-        expected[name] = count, count
-    assert found == expected
-
-
-def test_an_agent_whose_history_begins_anew_has_several_roots():
-    rows = [[1, 2, 3, 4], [1, 2, 3, 5], [6, 2, 3], [6, 2, 4]]
-    packed = pack_rows(*build_batch(rows, [2] * 4))
-    assert packed.token_ids.tolist() == [1, 2, 3, 4, 5, 6, 2, 3, 4]
-    assert packed.positions.tolist() == [0, 1, 2, 3, 3, 0, 1, 2, 2]
-    assert packed.ends.tolist() == [5, 5, 5, 4, 5, 9, 9, 8, 9]
-    assert packed.sources.tolist() == [1, 2, 1, 2, 6, 6]
-    assert places(packed) == [(0, 2), (0, 3), (1, 2), (1, 3), (2, 2), (3, 2)]
 
 
 def test_what_nobody_wants_is_not_packed():

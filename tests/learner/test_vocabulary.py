@@ -4,7 +4,7 @@ import copy
 
 import pytest
 import torch
-import transformers
+from checkpoints import build_model
 from rows import each_row
 
 from rlx.kl import kl_terms
@@ -15,14 +15,6 @@ from rlx.learner.terms import compute_token_logprobs
 from rlx.spec import RunnerSpec
 
 HERE = Ranks(0, 1, torch.device("cpu"))
-SIZES = {
-    "vocab_size": 50,
-    "hidden_size": 32,
-    "intermediate_size": 32,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
-}
 
 
 def compute_whole(hidden, weight, bias, temperatures, states, tokens):
@@ -60,9 +52,7 @@ def test_results_and_gradients_are_those_of_whole_logits(biased, chunk, scale, m
 
 
 def module_of(kind, **options):
-    torch.manual_seed(0)
-    config = getattr(transformers, f"{kind}Config")(**{**SIZES, **options})
-    module = PackedPolicy(getattr(transformers, f"{kind}ForCausalLM")(config).eval())
+    module = PackedPolicy(build_model(kind, num_hidden_layers=1, **options))
     choose_form(module, HERE)
     return module
 
@@ -73,14 +63,14 @@ def small_limit(monkeypatch):
 
 
 def test_small_logits_stay_whole():
-    module = module_of("Qwen2")
+    module = module_of("qwen2")
     assert choose_logits(module, RunnerSpec(), HERE) == ""
     assert not module.chunks_logits
 
 
 @pytest.mark.parametrize("tied", [True, False])
 def test_large_logits_are_chunked(small_limit, tied):
-    module = module_of("Qwen2", tie_word_embeddings=tied)
+    module = module_of("qwen2", tie_word_embeddings=tied)
     whole = copy.deepcopy(module)
     assert choose_logits(module, RunnerSpec(), HERE) == "logits by chunks of 8192 tokens"
     packed = pack_rows(*forward._build_trial_rows(module))
@@ -100,8 +90,8 @@ def test_large_logits_are_chunked(small_limit, tied):
 @pytest.mark.parametrize(
     ("kind", "options", "stage", "why"),
     [
-        ("Gemma2", {"head_dim": 16, "final_logit_softcapping": 1.0}, 1, "results differ"),
-        ("Qwen2", {}, 3, "zero_stage 3 shards the output layer"),
+        ("gemma2", {"head_dim": 16, "final_logit_softcapping": 1.0}, 1, "results differ"),
+        ("qwen2", {}, 3, "zero_stage 3 shards the output layer"),
     ],
 )
 def test_models_that_need_whole_logits_say_why(small_limit, kind, options, stage, why):
@@ -113,7 +103,7 @@ def test_models_that_need_whole_logits_say_why(small_limit, kind, options, stage
 
 
 def test_branches_are_those_of_whole_logits(small_limit):
-    module = module_of("Qwen2")
+    module = module_of("qwen2")
     rows = forward._build_trial_rows(module)
     branches = Branches(
         rows=torch.tensor([0, 1, 1]),

@@ -1,35 +1,24 @@
 """Copies of models: where their weights are, what stays tied, and which layers are kept."""
 
 import torch
-import transformers
+from checkpoints import build_model
 from rows import each_row
 
 from rlx.model import copy_model, keep_first_layers, share_model
 
-SIZES = {
-    "vocab_size": 50,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 6,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
 KINDS = {
-    "all alike": ("Qwen2", {}, 2),
-    "windows in every second": ("Gemma2", {"head_dim": 16}, 2),
+    "all alike": ("qwen2", {}, 2),
+    "windows in every second": ("gemma2", {"head_dim": 16}, 2),
     "a whole one after three windows": (
-        "Olmo3",
+        "olmo3",
         {"layer_types": [*["sliding_attention"] * 3, "full_attention"] + ["sliding_attention"] * 2},
         4,
     ),
-    "no experts in the fifth": ("Qwen3Moe", {**EXPERTS, "mlp_only_layers": [4]}, 5),
+    "no experts in the fifth": ("qwen3_moe", {**EXPERTS, "mlp_only_layers": [4]}, 5),
     "kinds by a name of their own": (
-        "GPTNeo",
-        {"num_layers": 6, "num_heads": 4, "attention_types": [[["global", "local"], 3]]},
+        "gpt_neo",
+        {"attention_types": [[["global", "local"], 3]]},
         2,
     ),
 }
@@ -37,9 +26,7 @@ KINDS = {
 
 
 def model_of(kind, **options):
-    torch.manual_seed(0)
-    config = getattr(transformers, f"{kind}Config")(**{**SIZES, **options})
-    return getattr(transformers, f"{kind}ForCausalLM")(config).eval()
+    return build_model(kind, num_hidden_layers=6, **options)
 
 
 def logits(model):
@@ -48,7 +35,7 @@ def logits(model):
 
 
 def test_a_copy_has_weights_of_its_own_and_the_buffers_precision():
-    model = model_of("Qwen2", tie_word_embeddings=True)
+    model = model_of("qwen2", tie_word_embeddings=True)
     model.model.norm.requires_grad_(False)
     copied = copy_model(model, torch.device("cpu"), torch.bfloat16)
     assert copied.lm_head.weight is copied.model.embed_tokens.weight
@@ -63,7 +50,7 @@ def test_a_copy_has_weights_of_its_own_and_the_buffers_precision():
 
 
 def test_a_second_module_has_the_same_weights_until_it_gets_others():
-    model = model_of("Qwen2", tie_word_embeddings=True)
+    model = model_of("qwen2", tie_word_embeddings=True)
     second = share_model(model).requires_grad_(False)
     assert second.lm_head.weight is second.model.embed_tokens.weight
     pairs = list(zip(model.parameters(), second.parameters(), strict=True))

@@ -5,11 +5,10 @@ What they learn is measured in `tests/learner`, on several ranks.
 
 import pytest
 import torch
+from checkpoints import build_model
 from rows import each_row
-from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 from rlx.errors import SpecError
-from rlx.model import build_policy
 from rlx.model.lora import (
     adapt_model,
     adapter_weights,
@@ -17,35 +16,23 @@ from rlx.model.lora import (
     is_adapted,
     iterate_merged_weights,
 )
-from rlx.spec import Lora, TinyModelSpec
+from rlx.spec import Lora
 
-SMALL = TinyModelSpec(hidden_size=32, heads=1, kv_heads=1, layers=1, intermediate_size=48)
 ATTENTION = ["k_proj", "o_proj", "q_proj", "v_proj"]
 EVERYWHERE = sorted([*ATTENTION, "down_proj", "gate_proj", "up_proj"])
-ENDS = {"vocab_size": 40, "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 2}
 
 
-def qwen3():
-    return build_policy(SMALL, 0).model
-
-
-def llama():
-    """Its output embedding is its own."""
-    shape = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 2}
-    config = LlamaConfig(**shape, **ENDS, num_hidden_layers=1, tie_word_embeddings=False)
-    return LlamaForCausalLM(config)
-
-
-def gpt2():
-    """Its linear layers keep their weights the other way round."""
-    return GPT2LMHeadModel(GPT2Config(n_embd=32, n_layer=1, n_head=2, n_positions=32, **ENDS))
+def model_of(kind):
+    """The output embedding of a llama is its own; gpt2's linear layers keep their weights the other
+    way round."""
+    return build_model(kind, num_hidden_layers=1, tie_word_embeddings=kind != "llama")
 
 
 def get_merged_weights(model):
     return dict(iterate_merged_weights(model))
 
 
-MODELS = pytest.mark.parametrize("make", [qwen3, llama, gpt2])
+MODELS = pytest.mark.parametrize("kind", ["qwen3", "llama", "gpt2"])
 
 
 def fill(model):
@@ -69,8 +56,8 @@ def where(model):
 
 
 @MODELS
-def test_an_adapted_model_begins_as_it_was_and_learns_in_its_adapters_alone(make):
-    model = make()
+def test_an_adapted_model_begins_as_it_was_and_learns_in_its_adapters_alone(kind):
+    model = model_of(kind)
     before, said = copies(dict(model.named_parameters())), logits(model)
     adapt_model(model, Lora(rank=2), 0)
     assert torch.equal(logits(model), said)
@@ -82,8 +69,8 @@ def test_an_adapted_model_begins_as_it_was_and_learns_in_its_adapters_alone(make
 
 
 @MODELS
-def test_a_merged_model_says_what_the_adapted_one_says(make):
-    model, plain = make(), make()
+def test_a_merged_model_says_what_the_adapted_one_says(kind):
+    model, plain = model_of(kind), model_of(kind)
     adapt_model(model, Lora(rank=2, alpha=3), 0)
     fill(model)
     plain.load_state_dict(get_merged_weights(model), strict=False)
@@ -95,8 +82,8 @@ def test_a_merged_model_says_what_the_adapted_one_says(make):
 
 
 @MODELS
-def test_without_its_adapters_a_model_says_what_it_said_before(make):
-    model = make()
+def test_without_its_adapters_a_model_says_what_it_said_before(kind):
+    model = model_of(kind)
     plain = logits(model)
     assert not is_adapted(model)
     adapt_model(model, Lora(rank=2), 0)
@@ -112,18 +99,18 @@ def test_without_its_adapters_a_model_says_what_it_said_before(make):
 
 
 @each_row(
-    ("make", "targets", "expected"),
+    ("kind", "targets", "expected"),
     [
-        (qwen3, ["all-linear"], EVERYWHERE),
-        (llama, ["all-linear"], EVERYWHERE),
-        (gpt2, ["all-linear"], ["c_attn", "c_fc", "c_proj"]),
-        (qwen3, ["q_proj", "mlp.up_proj"], ["q_proj", "up_proj"]),
-        (llama, ["q_proj", "lm_head"], ["lm_head", "q_proj"]),
-        (llama, ["all-linear", "lm_head"], sorted([*EVERYWHERE, "lm_head"])),
+        ("qwen3", ["all-linear"], EVERYWHERE),
+        ("llama", ["all-linear"], EVERYWHERE),
+        ("gpt2", ["all-linear"], ["c_attn", "c_fc", "c_proj"]),
+        ("qwen3", ["q_proj", "mlp.up_proj"], ["q_proj", "up_proj"]),
+        ("llama", ["q_proj", "lm_head"], ["lm_head", "q_proj"]),
+        ("llama", ["all-linear", "lm_head"], sorted([*EVERYWHERE, "lm_head"])),
     ],
 )
-def test_adapters_go_where_they_are_asked_to(make, targets, expected):
-    model = make()
+def test_adapters_go_where_they_are_asked_to(kind, targets, expected):
+    model = model_of(kind)
     adapt_model(model, Lora(targets=targets), 0)
     assert where(model) == expected
 
@@ -143,13 +130,13 @@ def test_adapters_go_where_they_are_asked_to(make, targets, expected):
 )
 def test_a_target_that_this_model_does_not_have_is_refused(target, complaint):
     with pytest.raises(SpecError, match=complaint):
-        adapt_model(qwen3(), Lora(targets=["v_proj", target]), 0)
+        adapt_model(model_of("qwen3"), Lora(targets=["v_proj", target]), 0)
 
 
 def test_the_seed_decides_how_adapters_begin():
     begun = []
     for global_seed, seed in ((1, 3), (2, 3), (1, 4)):
-        model = qwen3()
+        model = model_of("qwen3")
         torch.manual_seed(global_seed)
         state = torch.get_rng_state()
         adapt_model(model, Lora(rank=2), seed)
@@ -162,7 +149,7 @@ def test_the_seed_decides_how_adapters_begin():
 
 
 def test_bfloat16_is_rounded_once():
-    model = qwen3()
+    model = model_of("qwen3")
     adapt_model(model, Lora(rank=2), 0)
     fill(model)
     exact = get_merged_weights(model.bfloat16().float())

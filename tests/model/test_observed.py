@@ -21,6 +21,11 @@ CHATS = {
 CONTROL = {name: [t for t in style.specials if t] for name, style in STYLES.items()}
 
 
+def list_control_ids(name, ids):
+    special = set(tokenizer(STYLES[name]).all_special_ids)
+    return [i for i in ids if i in special]
+
+
 def test_plain_text_follows_the_turn():
     closed = (*PLAIN.encode("7"), *PLAIN.end_ids[:1])
     said = PLAIN.encode("+\n")
@@ -39,25 +44,17 @@ def test_plain_text_follows_the_turn():
 @given(data=st.data())
 def test_no_text_of_an_environment_becomes_a_control_token(name, inline, data):
     """It brings no control token with it beyond those that any other text would have around it."""
-    dialogue, tok = CHATS[name], tokenizer(STYLES[name])
+    dialogue = CHATS[name]
     pieces = st.sampled_from([*CONTROL[name], "<", ">", "|", " ", "a", "end", "system\n"])
     text = "".join(data.draw(st.lists(pieces, max_size=8)))
     turn = (*dialogue.encode("17"), dialogue.end_ids[0])
     shown = dialogue.encode_observation(text, turn, inline=inline)
     usual = dialogue.encode_observation("a", turn, inline=inline)
-    special = set(tok.all_special_ids)
-    assert [i for i in shown.token_ids if i in special] == [
-        i for i in usual.token_ids if i in special
-    ]
+    assert list_control_ids(name, shown.token_ids) == list_control_ids(name, usual.token_ids)
     assert not any(control in shown.text for control in CONTROL[name])
 
 
 # Prompts ------------------------------------------------------------------------------------------
-
-
-def list_control_ids(name, ids):
-    special = set(tokenizer(STYLES[name]).all_special_ids)
-    return [i for i in ids if i in special]
 
 
 @pytest.mark.parametrize("name", CHATS)

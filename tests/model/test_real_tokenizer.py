@@ -33,11 +33,6 @@ def chat(tokenizer):
     return build_dialogue(tokenizer, (tokenizer.eos_token_id,), chat_template=True)
 
 
-@pytest.fixture(scope="module")
-def plain(tokenizer):
-    return build_dialogue(tokenizer, (tokenizer.eos_token_id,), chat_template=False)
-
-
 def render(tokenizer, system, texts):
     """Token ids of a conversation by the template alone."""
     messages = [{"role": "system", "content": system}] if system else []
@@ -65,19 +60,6 @@ def test_a_dialogue_of_sampled_turns_is_the_template_s(tokenizer, chat, name):
         turn = (*chat.encode(said), tokenizer.eos_token_id)
         ids = (*ids, *turn, *chat.reply(following, turn))
     assert list(ids) == render(tokenizer, SYSTEM, CONVERSATIONS[name])
-
-
-def test_a_prefix_begins_the_assistant_s_message(tokenizer, chat):
-    ids = chat.open("first letter of house", SYSTEM, prefix="<answer>")
-    usual = render(tokenizer, SYSTEM, ["first letter of house"])
-    assert list(ids) == [*usual, *tokenizer.encode("<answer>", add_special_tokens=False)]
-
-
-def test_plain_text_begins_as_the_tokenizer_s_own_call_begins_it(tokenizer, plain):
-    """It has a BOS, which its call does not write."""
-    assert tokenizer.bos_token == "<|im_start|>"
-    for text in ("hi", *CONVERSATIONS["two examples"]):
-        assert list(plain.open(text)) == tokenizer(text)["input_ids"]
 
 
 @each_row(

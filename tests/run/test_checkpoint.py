@@ -113,13 +113,21 @@ def truncate(path):
     path.write_bytes(path.read_bytes()[:-1])
 
 
-@pytest.mark.parametrize("harm", [flip, truncate])
+@pytest.mark.parametrize(
+    ("harm", "said"),
+    [
+        (flip, "{} has changed"),
+        (truncate, "{} has changed"),
+        (Path.unlink, "{} is missing"),
+        (lambda path: path.with_name("more.pt").touch(), "more.pt is no part of it"),
+    ],
+)
 @pytest.mark.parametrize("file", ["policy/weights.pt", "critic/weights.pt", STATE])
-def test_a_damaged_one_is_refused_by_name_and_the_one_before_is_used(root, file, harm):
+def test_a_damaged_one_is_refused_by_name_and_the_one_before_is_used(root, file, harm, said):
     harm(root / "step_000010" / file)
-    found, (said,) = told(root)
+    found, (complaint,) = told(root)
     assert found == "step_000005"
-    assert "step_000010" in said and f"{file} has changed" in said
+    assert "step_000010" in complaint and said.format(file) in complaint
 
 
 class Bomb:
@@ -181,14 +189,6 @@ def test_links_are_refused(root, tmp_path, at):
     assert f"{'it' if at == '.' else at} is a symbolic link" in said
     with pytest.raises(CheckpointError, match="is a symbolic link"):
         copy_sealed_folder(root / "step_000010", tmp_path / "copy")
-
-
-def test_a_missing_or_a_strange_file_is_refused(root):
-    (root / "step_000010" / "policy" / "weights.pt").unlink()
-    assert "policy/weights.pt is missing" in told(root)[1][0]
-    put(root, 10)
-    (root / "step_000010" / "more.pt").write_text("")
-    assert "more.pt is no part of it" in told(root)[1][0]
 
 
 @pytest.mark.parametrize(

@@ -29,11 +29,7 @@ def test_the_expected_score_and_the_mass_of_the_values_are_curves(own_home, run)
 
 
 def test_the_record_holds_and_rescoring_changes_nothing(own_home, run):
-    checked = own_home.rlx("check", run)
-    assert checked.returncode == 0, checked.stdout
-    rescored = own_home.rlx("rescore", run)
-    assert rescored.returncode == 0, rescored.stdout + rescored.stderr
-    assert own_home.json("rescore", run)["same"] is True
+    own_home.check_record(run)
 
 
 def test_the_status_names_what_flatters_no_figure(own_home, run):
@@ -42,10 +38,3 @@ def test_the_status_names_what_flatters_no_figure(own_home, run):
     assert after["ece_debiased"] <= after["ece"]
     assert {"brier_recalibrated", "auroc_one_bit"} <= after.keys()
     assert 0 <= after["rewards"]["_distance"] <= 1
-
-
-def test_a_model_that_cannot_state_the_values_is_refused(own_home, run):
-    steps = {"task.confidence_steps": 20, "model.tokenizer": "arithmetic"}
-    done = own_home.rlx("submit", URN, "-q", sets={**SMALL, **steps})
-    assert done.returncode != 0
-    assert "no token for '0.05'" in done.stdout + done.stderr

@@ -5,13 +5,14 @@ from types import SimpleNamespace
 
 import bound
 import pytest
+import token_trees
 import torch
 
 from rlx.batch import build_token_batch
 from rlx.learner import CriticStats
 from rlx.plugin import Problem
 from rlx.reward import RewardEntry, RewardTable
-from rlx.rollout import NO_PARENT, RolloutTree, Segment, Span
+from rlx.rollout import NO_PARENT, RolloutTree, Segment
 from rlx.run.metrics import (
     MOST_PARTS,
     _compute_reward_figures,
@@ -24,17 +25,9 @@ from rlx.train_batch import CreditRules, ScoredRows, TokenStreams
 SECONDS = {"rollout": 1.0, "reward": 0.5, "train": 2.0, "step": 4.0}
 
 
-def turn(parent, length, *, kind="answer", number=1, reason="stop", span=True):
-    return Segment(
-        parent=parent,
-        author="policy",
-        token_ids=(1,) * length,
-        logprobs=(0.0,) * length,
-        turn=number,
-        kind=kind,
-        finish_reason=reason,
-        spans={kind: Span((0, length), (0, length), "")} if span else {},
-    )
+def turn(parent, length, *, kind="answer", span=True, **more):
+    whole = {kind: ((0, length), (0, length))} if span else {}
+    return token_trees.turn(parent, *(1,) * length, kind=kind, **more, **whole)
 
 
 def entry(name, raw, weight=1.0, **parts):
@@ -231,8 +224,7 @@ def test_the_three_scores_and_what_placement_lost():
 
 
 def test_what_the_critic_did():
-    critic = CriticStats(0.1, 0.2, 0.3, None, 0.5, 0.6)
-    f = figures(TWO, critic=critic)
+    f = figures(TWO, critic=CriticStats(0.1, 0.2, 0.3, None, 0.5, 0.6))
     assert f["critic/loss"] == 0.1
     assert "critic/explained_variance" not in f
 

@@ -7,7 +7,7 @@ from checkpoints import make_checkpoint
 from run_homes import QUIET
 
 from rlx.results import models
-from rlx.run.loop import CONTACT_PROMPTS, MOST_CONTACT_PROMPTS
+from rlx.run.loop import MOST_CONTACT_PROMPTS
 
 SPEC = {
     "name": "contact",
@@ -70,19 +70,6 @@ def test_anyway_trains_it_all_the_same(submit, beginner):
     assert done.returncode == 0, done.stderr
     assert (run.status, run.step) == ("finished", 1)
     assert events["first_contact"].payload["groups"]["answer"]["with_signal"] == 0
-
-
-def test_the_shares_at_first_contact_are_kept_with_the_run(submit, finished):
-    done, run, events = submit(model=finished.root / "model")
-    assert done.returncode == 0, run.reason
-    contact = events["first_contact"].payload
-    answers = 4 * contact["prompts"]
-    assert contact["prompts"] in (CONTACT_PROMPTS, MOST_CONTACT_PROMPTS)
-    assert contact["turns"]["answer"]["turns"] == answers
-    assert set(contact["turns"]["answer"]["spans"]) == {"think", "answer"}
-    assert contact["rewards"]["accuracy"]["absent"] == 0
-    assert contact["groups"]["answer"]["with_signal"] > 0
-    assert len(contact["samples"]) == 3
 
 
 def test_a_plan_tries_the_model_and_times_a_step_of_each_phase(

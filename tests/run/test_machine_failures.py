@@ -191,6 +191,7 @@ def test_another_error_of_a_gpu_is_no_lack_of_memory(error):
             "the GPU ran out of memory while it computed the learner's part: lower",
         ),
         (SchemaError("too new"), 5, "too new"),
+        (RegistryError("gone"), 5, "gone"),
         (EnvironmentFault("no GPU"), 4, "no GPU"),
     ],
 )
@@ -208,7 +209,3 @@ def test_failures_of_the_machine_are_told_from_bugs(error, code, words):
 def test_a_bug_is_no_fault_of_the_machine(error):
     assert convert_to_rlx_error(error) is None
     assert describe_error(error).startswith(type(error).__name__)
-
-
-def test_the_exit_code_of_a_fault_is_its_own():
-    assert convert_to_rlx_error(RegistryError("gone")).exit_code == 5

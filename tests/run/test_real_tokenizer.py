@@ -36,11 +36,7 @@ def run(tmp_path_factory):
 
 def test_what_is_stored_holds_together_and_is_rescored_to_the_bit(run):
     home, record, *_ = run
-    assert record.status == "finished"
-    checked = home.json("check", record.id)
-    assert checked["holds"] and not checked["unchecked"]
-    told = home.json("rescore", record.id)
-    assert told["same"], [c for c in told["changes"] if c["changed"]]
+    home.check_record(record.id)
 
 
 def test_every_schedule_learns_something(run):

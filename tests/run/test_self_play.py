@@ -122,9 +122,8 @@ def test_both_players_are_recorded_and_learn(own_home, finished):
     assert {"players/won/0", "players/won/1"} <= set(names)
 
 
-def test_a_run_in_self_play_is_rescored_to_the_bit(own_home, finished):
-    told = own_home.json("rescore", finished.id)
-    assert told["same"], [c for c in told["changes"] if c["changed"]]
+def test_what_is_stored_holds_together_and_is_rescored_to_the_bit(own_home, finished):
+    own_home.check_record(finished.id)
 
 
 def test_the_dashboard_says_whose_turns_are_whose(own_home, finished):

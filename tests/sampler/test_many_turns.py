@@ -6,18 +6,14 @@ from typing import ClassVar
 
 import pytest
 import torch
-from babblers import WAYS, sampled
+from babblers import WAYS, babbler, sampled
 
-from rlx.model import PlainDialogue, build_policy
 from rlx.plugin import Environment, Problem, Step
 from rlx.rollout import LocalHost, build_rollout_plan, sample_rollout_trees
 from rlx.sampler import TransformersSampler, shared_attention
-from rlx.spec import EnvironmentRolloutSpec, TinyModelSpec
+from rlx.spec import EnvironmentRolloutSpec
 
 DEVICE = torch.device(os.environ.get("RLX_TEST_DEVICE", "cpu"))
-TINY = TinyModelSpec(
-    hidden_size=64, heads=2, kv_heads=1, layers=2, intermediate_size=64, initializer_range=0.15
-)
 
 
 class Counting(Environment):
@@ -35,11 +31,7 @@ class Counting(Environment):
 
 @pytest.fixture(scope="module", params=WAYS)
 def policy(request):
-    """A random model of which about one token in ten ends a turn."""
-    policy = build_policy(TINY, 0)
-    ends = (policy.tokenizer.eos_token_id, *range(20, 33))
-    policy = replace(policy, dialogue=PlainDialogue(policy.tokenizer, ends), end_ids=ends)
-    with sampled(policy, request.param):
+    with sampled(babbler(0), request.param) as policy:
         yield policy
 
 
@@ -119,22 +111,6 @@ def test_nor_does_company(policy, trees, observation):
     assert same(trees[4:5], alone)
     narrow = grown(policy, range(6), max_rows=4, observation=observation)
     assert same(trees, narrow)
-
-
-def test_log_probabilities_are_the_model_s_of_the_very_tokens(policy, trees):
-    for tree in trees:
-        for end in tree.rollouts:
-            ids = torch.tensor([tree.token_ids(end)], device=DEVICE)
-            with torch.inference_mode():
-                logprobs = policy.model(input_ids=ids).logits[0, :-1].log_softmax(dim=-1)
-            at = 0
-            for index in tree.path(end):
-                segment = tree.segments[index]
-                for offset, logprob in enumerate(segment.logprobs):
-                    place = at + offset
-                    expected = float(logprobs[place - 1, ids[0, place]])
-                    assert logprob == pytest.approx(expected, abs=2e-5)
-                at += len(segment.token_ids)
 
 
 def test_a_later_one_without_room_is_the_end(policy, trees, observation, monkeypatch):

@@ -4,12 +4,13 @@ from dataclasses import replace
 
 import torch
 from rows import each_row
+from token_trees import prompt, turn
 
 from rlx.assignment import split_mini_batches
 from rlx.batch import build_token_batch
 from rlx.credit import CreditInputs
 from rlx.plugin import Problem
-from rlx.rollout import NO_PARENT, RolloutTree, Segment
+from rlx.rollout import NO_PARENT, RolloutTree
 from rlx.spec import CreditSpec, LossSpec
 from rlx.step import assign_credit
 from rlx.train_batch import CreditRules, ScoredRows, TokenStreams
@@ -22,15 +23,8 @@ MAX_TOKENS = {"answer": 5}
 def grow(names):
     trees = []
     for name in names:
-        prompt = Segment(parent=NO_PARENT, author="prompt", token_ids=(1,))
-        answers = [
-            Segment(
-                parent=0, author="policy", token_ids=(2,) * n, logprobs=(-1.0,) * n, turn=1,
-                kind="answer", finish_reason="stop",
-            )
-            for n in LENGTHS[name]
-        ]  # fmt: skip
-        trees.append(RolloutTree(Problem(id=name, prompt="?", fields={}), (prompt, *answers)))
+        segments = prompt(NO_PARENT, 1), *(turn(0, *(2,) * n) for n in LENGTHS[name])
+        trees.append(RolloutTree(Problem(id=name, prompt="?", fields={}), segments))
     return trees
 
 

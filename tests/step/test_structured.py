@@ -4,48 +4,32 @@ import bound
 import pytest
 import torch
 from rows import each_row
+from token_trees import prompt, seen, turn
 
 from rlx.batch import build_token_batch
 from rlx.credit import Credit
 from rlx.errors import PluginError, RlxError
 from rlx.plugin import Problem
-from rlx.rollout import NO_PARENT, RolloutTree, Segment
+from rlx.rollout import NO_PARENT, RolloutTree
 from rlx.spec import CreditSpec, LossSpec
 from rlx.step import assign_credit
 from rlx.train_batch import CreditRules, ScoredRows, TokenStreams
-
-
-def turn(parent, number, length, reason="stop"):
-    return Segment(
-        parent=parent,
-        author="policy",
-        token_ids=(5,) * length,
-        logprobs=(-1.0,) * length,
-        turn=number,
-        kind="turn",
-        finish_reason=reason,
-    )
-
-
-def given(parent, author, length, **info):
-    return Segment(parent=parent, author=author, token_ids=(1,) * length, info=info)
-
 
 # Two rollouts of a prompt of one token: two turns of 2 and 1 tokens with an observation of 2 tokens
 # between them, and one turn of 3.
 MULTI = RolloutTree(
     Problem(id="p", prompt="?", fields={}),
     (
-        given(NO_PARENT, "prompt", 1),
-        turn(0, 1, 2),
-        given(1, "environment", 2),
-        turn(2, 2, 1),
-        turn(0, 1, 3),
+        prompt(NO_PARENT, 1),
+        turn(0, 5, 5),
+        seen(1, 1, 1),
+        turn(2, 5, number=2),
+        turn(0, 5, 5, 5),
     ),
 )
 SINGLE = RolloutTree(
     Problem(id="p", prompt="?", fields={}),
-    (given(NO_PARENT, "prompt", 1), turn(0, 1, 3), turn(0, 1, 2)),
+    (prompt(NO_PARENT, 1), turn(0, 5, 5, 5), turn(0, 5, 5)),
 )
 REWARDS = {
     "turn_rewards": torch.tensor([[0.25, 0.1], [0.3, 0.0]]),
@@ -80,7 +64,7 @@ def step(
             estimator=estimator,
             credit=CreditSpec(**credit),
             loss=LossSpec(**loss or {}),
-            max_tokens={"turn": 3},
+            max_tokens={"answer": 3},
         ),
     )
 
@@ -112,28 +96,12 @@ def test_one_effective_mask_for_kl_gae_grpo_and_score(state_masking, expected):
         assert train.scores.masked_return_sum[0] == pytest.approx(float(everywhere))
 
 
-@each_row("state_masking", [True, False])
-def test_in_a_single_turn_the_two_masks_are_one(state_masking):
-    batch = build_token_batch([SINGLE])
-    mask = bound.mask("effective", state_masking=state_masking)(batch)
-    assert torch.equal(mask, batch.is_own)
-    assert torch.equal(mask, bound.mask("all_response")(batch))
-
-
-def test_the_masks_that_a_batch_names_by_content():
-    batch = build_token_batch([MULTI])
-    assert batch.is_own.int().tolist() == [MODEL, [0, 1, 1, 1, 0, 0]]
-    assert batch.is_environment.int().tolist() == [[0, 0, 0, 1, 1, 0], [0] * 6]
-    assert batch.is_response.int().tolist() == [RESPONSE, [0, 1, 1, 1, 0, 0]]
-    assert batch.turn_ids.tolist() == [[-1, 1, 1, -1, -1, 2], [-1, 1, 1, 1, -1, -1]]
-
-
 def test_states_are_told_apart_by_what_opened_the_turn_or_by_the_environments_word():
     def rollout(*words):
-        segments = [given(NO_PARENT, "prompt", 1)]
+        segments = [prompt(NO_PARENT, 1)]
         for word in words:
             at = len(segments)
-            segments += [turn(0, 1, 1), given(at, "environment", 2, **word), turn(at + 1, 2, 1)]
+            segments += [turn(0, 5), seen(at, 1, 1, **word), turn(at + 1, 5, number=2)]
         return build_token_batch([RolloutTree(MULTI.problem, tuple(segments))]).state_ids.tolist()
 
     assert rollout({}, {}) == [[0, 1], [0, 1]]
