@@ -58,15 +58,6 @@ def test_the_best_policy_earns_its_value_in_the_environment():
     assert abs(sum(returns) / episodes - value) < 4 * error
 
 
-def test_splits_share_no_first_state_and_cover_all():
-    task = GymnasiumTask()
-    train, test = (
-        {task.problem(split, index, 0).prompt for index in range(80)} for split in ("train", "test")
-    )
-    assert not train & test
-    assert {int(p) for p in train | test} == {0, 1, 2, 3, 4, 6, 8, 9, 10, 13, 14}
-
-
 @each_row(
     ("options", "says"),
     [
@@ -96,20 +87,3 @@ def test_other_environments_play_to_their_end(id):
             break
         assert step.observation.strip()
         state = step.state
-
-
-def test_a_live_game_takes_each_action_once(monkeypatch):
-    """Replayed from its beginning in every turn, it would take n² / 2."""
-    lake = type(open_game("FrozenLake-v1", "{}"))
-    taken, closed = [], []
-    step, close = lake.step, lake.close
-    monkeypatch.setattr(lake, "step", lambda g, a: taken.append(a) or step(g, a))
-    monkeypatch.setattr(lake, "close", lambda g: closed.append(g) or close(g))
-    host = LocalHost(GymnasiumEnvironment())
-    task = GymnasiumTask(config={"is_slippery": False})
-    (state,) = host.reset([(task.problem("train", 0, 0).fields, 0)])
-    for number in range(1, 11):
-        (answer,) = host.step([(state, Action(text="up", number=number))])
-        state = answer.state
-    host.release([state])
-    assert (len(taken), len(closed)) == (10, 1)

@@ -117,20 +117,17 @@ class Sums(_Sums):
     """Keeps every promise."""
 
 
-class Mute(_Sums):
-    """Has no demonstrations, and says so."""
-
-    demonstrates: ClassVar[bool] = False
-
-    def demonstration(self, problem, seed):
-        raise NotImplementedError
-
-
 class Secretive(_Sums):
     """Has no demonstrations, and does not say so."""
 
     def demonstration(self, problem, seed):
         raise NotImplementedError
+
+
+class Mute(Secretive):
+    """Has no demonstrations, and says so."""
+
+    demonstrates: ClassVar[bool] = False
 
 
 class Fickle(_Sums):
@@ -226,10 +223,14 @@ class Careless(Echo):
         return Step(kind="say", state=state, observation=step.observation, done=step.done)
 
 
-class Kept(Echo):
-    """Counts all calls that there ever were."""
+class Bare(Echo):
+    """Reads of its problem, and has no example."""
 
     examples: ClassVar[tuple[Episode, ...]] = ()
+
+
+class Kept(Bare):
+    """Counts all calls that there ever were."""
 
     def reset(self, problem, seed):
         return None
@@ -251,14 +252,7 @@ class InTurn(Echo):
     self_play: ClassVar[bool] = True
     examples: ClassVar[tuple[Episode, ...]] = (
         *Echo.examples,
-        Episode(
-            name="both",
-            problem={"word": "stop"},
-            turns=("go", "go", "stop"),
-            kinds=("say", "say", "say"),
-            observations=("1", "2", "3"),
-            self_play=True,
-        ),
+        replace(Echo.examples[0], name="both", self_play=True),
     )
 
     def step(self, state, action):
@@ -284,9 +278,3 @@ class Whispering(InTurn):
     def step(self, state, action):
         given = super().step(state, action)
         return replace(given, observation="") if given.player else given
-
-
-class Bare(Echo):
-    """Reads of its problem, and has no example."""
-
-    examples: ClassVar[tuple[Episode, ...]] = ()

@@ -15,32 +15,34 @@ from rlx_plugins.kg.questions import (
 GRAPH = load_world_graph()
 SHARE = 0.15
 SPLITS = build_question_population(GRAPH, SHARE)
-NAMED = {GRAPH.relation_name(r): r for r in GRAPH.relations}
+# By relation, from a subject and to an object: another index than the graph's.
+FACTS = {"tail": defaultdict(set), "head": defaultdict(set)}
+for subject, relation, object_ in GRAPH.triples():
+    FACTS["tail"][subject, relation].add(object_)
+    FACTS["head"][object_, relation].add(subject)
 
 
-def everything(graph, **more):
-    both = build_question_population(graph, SHARE, **more)
-    return {t: both["train"][t] + both["test"][t] for t in TYPES}
-
-
-def facts(graph):
-    """Subject to objects and back, by relation: another index than the graph's."""
-    tails, heads = defaultdict(set), defaultdict(set)
-    for subject, relation, object_ in graph.triples():
-        tails[subject, relation].add(object_)
-        heads[object_, relation].add(subject)
-    return tails, heads
+def walk(question):
+    """Every path along the chain from the first start: its facts, and where it ends."""
+    found = [(set(), question.starts[0])]
+    for direction, relation in question.chain:
+        longer = []
+        for path, at in found:
+            for other in FACTS[direction][at, relation]:
+                fact = (other, relation, at) if direction == "head" else (at, relation, other)
+                longer.append((path | {fact}, other))
+        found = longer
+    return found
 
 
 @each_row("type_", TYPES)
 def test_right_answers_are_all_that_the_facts_say(type_):
-    tails, heads = facts(GRAPH)
     asked = SPLITS["train"][type_] + SPLITS["test"][type_]
     assert asked
     for question in asked:
         if type_ == "intersection":
             sets = [
-                (heads if direction == "head" else tails)[start, relation]
+                FACTS[direction][start, relation]
                 for start, (direction, relation) in zip(
                     question.starts, question.chain, strict=True
                 )
@@ -48,17 +50,13 @@ def test_right_answers_are_all_that_the_facts_say(type_):
             assert set(question.answers) == sets[0] & sets[1]
             assert all(s - set(question.answers) for s in sets)
             continue
-        at = set(question.starts)
-        for direction, relation in question.chain:
-            index = heads if direction == "head" else tails
-            at = set().union(*(index[entity, relation] for entity in at))
+        at = {end for _, end in walk(question)}
         assert set(question.answers) == at
         assert len(question.answers) == len(at) > 0
 
 
 def paths(question):
     """Every path to every right answer, by its facts."""
-    tails, heads = facts(GRAPH)
     if question.type == "intersection":
         ways = [
             {(a, r, s) if d == "head" else (s, r, a)}
@@ -66,15 +64,7 @@ def paths(question):
             for s, (d, r) in zip(question.starts, question.chain, strict=True)
         ]
         return [ways[i] | ways[i + 1] for i in range(0, len(ways), 2)]
-    found = [(set(), question.starts[0])]
-    for direction, relation in question.chain:
-        longer = []
-        for path, at in found:
-            for other in (heads if direction == "head" else tails)[at, relation]:
-                fact = (other, relation, at) if direction == "head" else (at, relation, other)
-                longer.append((path | {fact}, other))
-        found = longer
-    walked = [path for path, _ in found]
+    walked = [path for path, _ in walk(question)]
     return [set().union(*walked)] if question.type == "count" else walked
 
 
