@@ -37,15 +37,6 @@ def confidence(text):
 # Brier -------------------------------------------------------------------------------------------
 
 
-def test_the_best_confidence_is_the_probability():
-    expected = {
-        k / 100: 0.7 * Brier().score(sample(confidence(k / 100), of=1.0)).value
-        + 0.3 * Brier().score(sample(confidence(k / 100), of=0.0)).value
-        for k in range(101)
-    }
-    assert max(expected, key=expected.get) == 0.7
-
-
 @each_row(
     ("text", "value"),
     [

@@ -102,7 +102,9 @@ def local():
     return Hidden
 
 
-class _Sums(Plugin):
+class Sums(Plugin):
+    """Keeps every promise of a task."""
+
     demonstrates: ClassVar[bool] = True
 
     def problem(self, split, index, seed):
@@ -113,11 +115,7 @@ class _Sums(Plugin):
         return Demonstration((problem.prompt,))
 
 
-class Sums(_Sums):
-    """Keeps every promise."""
-
-
-class Secretive(_Sums):
+class Secretive(Sums):
     """Has no demonstrations, and does not say so."""
 
     def demonstration(self, problem, seed):
@@ -130,7 +128,7 @@ class Mute(Secretive):
     demonstrates: ClassVar[bool] = False
 
 
-class Fickle(_Sums):
+class Fickle(Sums):
     """Draws its problems from nowhere."""
 
     def problem(self, split, index, seed):
@@ -138,14 +136,14 @@ class Fickle(_Sums):
         return Problem(id=str(number), prompt=f"{number}", fields={})
 
 
-class Leaky(_Sums):
+class Leaky(Sums):
     """Tests what it trains."""
 
     def problem(self, split, index, seed):
         return Problem(id=str(index), prompt=f"{index}+0=", fields={})
 
 
-class Odd(_Sums):
+class Odd(Sums):
     """Has a tuple in its fields."""
 
     def problem(self, split, index, seed):
