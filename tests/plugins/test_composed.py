@@ -28,8 +28,8 @@ def mixture(**options):
     )
 
 
-def by_source(sources=SOURCES):
-    return build_plugin(PluginUse(plugin="by_data_source", sources=sources), "reward")
+def by_source():
+    return build_plugin(PluginUse(plugin="by_data_source", sources=SOURCES), "reward")
 
 
 def tree(name, fields, *answers):

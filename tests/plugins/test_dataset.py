@@ -275,12 +275,7 @@ def test_files_that_are_not_what_they_are_called(tmp_path):
     cut = parquet(tmp_path / "cut.parquet", RECORDS)
     cut.write_bytes(cut.read_bytes()[:100])
     empty = jsonl(tmp_path / "empty.jsonl", [])
-    other = jsonl(tmp_path / "data.csv", RECORDS)
-    for path, message in (
-        (cut, "not readable as Parquet"),
-        (empty, "holds no record"),
-        (other, r"must end in \.jsonl, \.jsonl\.gz or \.parquet"),
-    ):
+    for path, message in ((cut, "not readable as Parquet"), (empty, "holds no record")):
         with pytest.raises(ValueError, match=rf"{path.name}: .*{message}"):
             Dataset(train={"path": path}, held_out=0.5).check()
 
