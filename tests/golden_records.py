@@ -1,4 +1,4 @@
-"""Worked examples, and the functions of rlx that they name: `python tests/golden_records.py FILE`.
+"""Worked examples, and the functions of rlx that they name.
 
 A file is `{rtol, atol, examples: [...], differences: [...]}`. A record names a function of rlx, its
 inputs and options, and the outputs that are expected:
@@ -10,13 +10,10 @@ A function is an estimator, mask or reward by its YAML name, such as `estimators
 function of a package that holds the mathematics.
 """
 
-import json
 import math
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from importlib import import_module
-from pathlib import Path
 from typing import Any, NamedTuple, get_args, get_type_hints
 
 import numpy as np
@@ -164,7 +161,7 @@ def compute_outputs(record: Mapping[str, Any]) -> dict[str, Any]:
         return {"mask": bind_subject(plugin)(build_mask_batch(inputs)).int().tolist()}
     if room == "rewards":
         plugin = build_plugin(PluginUse(plugin=name, **options), "reward")
-        return score_samples(plugin, inputs)
+        return score_sample(plugin, inputs)
     function = getattr(import_module(f"rlx.{room}"), name)
     return unpack_result(function(**parse_arguments(function, inputs, options)))
 
@@ -184,19 +181,10 @@ def parse_arguments(
     return arguments
 
 
-def score_samples(plugin: Any, inputs: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of a score of one sample; lists of them for several, under `samples`."""
-    neutral = {"problem": {}, "turn": "answer", "number": 1, "response": ""}
-    if "samples" not in inputs:
-        return _unpack_verdict(plugin.score(Sample(**{"id": "s", **neutral, **inputs})))
-    samples = tuple(
-        Sample(**{"id": f"s{n}", **neutral, **each}) for n, each in enumerate(inputs["samples"])
-    )
-    verdicts = [_unpack_verdict(verdict) for verdict in plugin.score(samples)]
-    return {name: [v[name] for v in verdicts] for name in ("value", "reason", "parts")}
-
-
-def _unpack_verdict(verdict: Any) -> dict[str, Any]:
+def score_sample(plugin: Any, inputs: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a score of one sample."""
+    neutral = {"id": "s", "problem": {}, "turn": "answer", "number": 1, "response": ""}
+    verdict = plugin.score(Sample(**{**neutral, **inputs}))
     if verdict is None or isinstance(verdict, int | float):
         return {"value": verdict, "reason": None, "parts": {}}
     return unpack_result(verdict)
@@ -310,17 +298,7 @@ def find_differences(
     ]
 
 
-def main(file: Path) -> int:
-    """Recomputes the examples of a file, and prints what differs; 0 where nothing does."""
-    content = json.loads(file.read_text())
+def find_all_differences(content: Mapping[str, Any]) -> list[Difference]:
+    """Those of all examples of a file."""
     tolerances = {key: content[key] for key in ("rtol", "atol") if key in content}
-    found = [d for e in content["examples"] for d in find_differences(e, **tolerances)]
-    for difference in found:
-        print(f"  {difference.record}: {difference.output}\n    {difference.got}")
-        print(f"    expected {difference.expected}")
-    print(f"{len(content['examples'])} records, {len(found)} outputs differ")
-    return int(bool(found))
-
-
-if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1])))
+    return [d for record in content["examples"] for d in find_differences(record, **tolerances)]

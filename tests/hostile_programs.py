@@ -169,15 +169,11 @@ def _list_connections(folder: str, port: int) -> Rows:
 
 
 def _list_signals(pid: int) -> Rows:
+    reason = rf"{FAILED}|{ENDED}|{TIME}"
     for signal in (9, 15, 19, 2):
         for target in (pid, "os.getppid()", 1, -1, 0):
             body = f"os.kill({target}, {signal})\nreturn False"
-            yield (
-                f"{signal} to {target}",
-                _attack(body),
-                "assert attack()",
-                rf"{FAILED}|{ENDED}|{TIME}",
-            )
+            yield f"{signal} to {target}", _attack(body), "assert attack()", reason
     for way in (
         "os.killpg(os.getpgid(os.getppid()), 9)",
         "[os.kill(p, 9) for p in range(2, 4000) if p != os.getpid()]",
@@ -186,7 +182,7 @@ def _list_signals(pid: int) -> Rows:
         "os.abort()",
     ):
         body = f"{way}\nreturn False"
-        yield way, _attack(body, "os, signal"), "assert attack()", rf"{FAILED}|{ENDED}|{TIME}"
+        yield way, _attack(body, "os, signal"), "assert attack()", reason
 
 
 def _list_forks() -> Rows:
@@ -257,12 +253,8 @@ def _list_time() -> Rows:
         yield name, _attack(body, "os, sys, time"), "assert attack()", reason
     yield "at import", "while True: pass", "assert attack()", reason
     yield "sleeps at import", "import time\ntime.sleep(99)", "assert attack()", reason
-    yield (
-        "endless iterator",
-        "def attack():\n    while True: yield 0",
-        "assert 1 in attack()",
-        reason,
-    )
+    endless = "def attack():\n    while True: yield 0"
+    yield "endless iterator", endless, "assert 1 in attack()", reason
 
 
 def _list_output() -> Rows:

@@ -177,14 +177,6 @@ def spin():
         pass
 
 
-def power():
-    return float(len(str(9**9**9)))
-
-
-def hog():
-    return float(len(bytearray(4 << 30)))
-
-
 def leak():
     KEPT.append(bytearray(150 << 20))
     return 1.0
@@ -201,42 +193,34 @@ def leave():
     sys.exit("done")
 
 
-def explode():
-    raise ValueError("no such target")
-
-
 class Unprintable(Exception):
     def __str__(self):
         raise RuntimeError("nothing to say")
-
-
-def explode_unprintably():
-    raise Unprintable
 
 
 KEPT = []
 HALF, LONG = "half \ud83d, NUL \0", "x" * 100_000
 
 
-def say_half_in_a_fault():
-    raise ValueError(HALF + LONG)
+def fail(error):
+    raise error
 
 
 MISDEEDS = {
     "half_reason": lambda: Score(0.0, reason=HALF),
     "long_reason": lambda: Score(0.0, reason=LONG),
     "half_part": lambda: Score(0.0, parts={HALF: 1.0, LONG: 2.0}),
-    "half_fault": say_half_in_a_fault,
+    "half_fault": lambda: fail(ValueError(HALF + LONG)),
     "fork": fork,
     "leak": leak,
     "spin": spin,
     "sleep": lambda: time.sleep(60),  # scenario
-    "power": power,
+    "power": lambda: float(len(str(9**9**9))),
     "exit": lambda: os._exit(3),
     "sys_exit": leave,
     "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),
     "segfault": lambda: os.kill(os.getpid(), signal.SIGSEGV),
-    "hog": hog,
+    "hog": lambda: float(len(bytearray(4 << 30))),
     "nan": lambda: float("nan"),
     "infinite": lambda: Score(float("inf")),
     "text": lambda: "1.0",
@@ -244,6 +228,6 @@ MISDEEDS = {
     "reason": lambda: Score(1.0, reason=7),
     "parts": lambda: Score(1.0, parts={"x": float("nan")}),
     "noise": noise,
-    "explode": explode,
-    "explode_unprintably": explode_unprintably,
+    "explode": lambda: fail(ValueError("no such target")),
+    "explode_unprintably": lambda: fail(Unprintable()),
 }

@@ -2,37 +2,34 @@
 changes the tests do not notice in tests/mutants.md.
 
 A mutant is one file with another operator, number, flag or function. It lies in a folder with links
-to all the other files, first on the path of imports, so that worker processes read it too. Each
-mutant has a fork of a process that has imported the libraries and nothing of rlx, and is killed
-when a test of its room fails. tests/mutants.yaml has changes that are always tried, and verdicts on
-survivors.
+to all the other files, first on the path of imports, so that worker processes read it too. It is
+killed when a test of its room fails. tests/mutants.yaml has changes that are always tried, and
+verdicts on survivors.
 """
 
 import argparse
 import ast
 import contextlib
 import hashlib
-import importlib
-import multiprocessing
 import os
 import signal
+import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from copy import copy
 from dataclasses import dataclass, field
-from multiprocessing.connection import wait
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn, cast
+from typing import Any, NamedTuple
 
-import pytest
 import yaml
 
 ROOT = Path(__file__).parents[1]
 LISTS = ROOT / "tests" / "mutants.yaml"
 PAGE = ROOT / "tests" / "mutants.md"
-LIBRARIES = ("torch", "hypothesis", "pydantic", "lazy_loader", "graphlib")
 
 
 class Room(NamedTuple):
@@ -188,46 +185,16 @@ def read_fixed_mutants() -> Iterator[Mutant]:
             room="fixed",
             place=f"{file}:{source[: source.index(old)].count(chr(10)) + 1}",
             code=known["about"],
-            change=f"{_shorten(old)} → {_shorten(new)}",
+            change=" ".join(f"{old} → {new}".split()),
             source=source.replace(old, new),
             tests=tuple(known["tests"]),
         )
 
 
-def _shorten(text: str) -> str:
-    return " ".join(text.split())
-
-
-class Result(NamedTuple):
-    """What became of a mutant."""
-
-    mutant: Mutant
-    is_killed: bool
-
-
-def try_mutants(mutants: Sequence[Mutant], jobs: int, limit: float) -> Iterator[Result]:
-    """Runs the tests of each mutant, several at a time; one that takes too long is killed."""
-    context = multiprocessing.get_context("fork")
-    waiting, running = list(reversed(mutants)), {}
-    while waiting or running:
-        while waiting and len(running) < jobs:
-            mutant = waiting.pop()
-            folder = tempfile.TemporaryDirectory(prefix="mutant-")
-            path = _write(Path(folder.name), mutant)
-            process = context.Process(target=_run_tests, args=(path, mutant.tests))
-            process.start()
-            running[process.sentinel] = process, mutant, folder, time.monotonic() + limit
-        soonest = min(deadline for *_, deadline in running.values())
-        wait(list(running), timeout=max(0.0, soonest - time.monotonic()))
-        for sentinel, (process, mutant, folder, deadline) in list(running.items()):
-            if process.is_alive() and time.monotonic() < deadline:
-                continue
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(cast(int, process.pid), signal.SIGKILL)  # and what the tests have started
-            process.join()
-            folder.cleanup()
-            del running[sentinel]
-            yield Result(mutant, process.exitcode != 0)
+def try_mutant(mutant: Mutant, limit: float) -> bool:
+    """Whether a test of a mutant fails, or takes too long."""
+    with tempfile.TemporaryDirectory(prefix="mutant-") as folder:
+        return run_tests(mutant.tests, _write(Path(folder), mutant), limit) != 0
 
 
 def _write(folder: Path, mutant: Mutant) -> str:
@@ -245,22 +212,24 @@ def _write(folder: Path, mutant: Mutant) -> str:
     return str(folder / first)
 
 
-def _run_tests(path: str | None, tests: Sequence[str]) -> NoReturn:
-    """Runs tests in this process, with what is at a path in place of rlx's own."""
-    os.setsid()
-    if path is not None:
-        sys.dont_write_bytecode = True
-        sys.path.insert(0, path)
-        inherited = os.environ.get("PYTHONPATH")
-        os.environ["PYTHONPATH"] = path + (os.pathsep + inherited if inherited else "")
-        os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        os.dup2(1, 2)
+def run_tests(tests: Sequence[str], path: str, limit: float | None = None) -> int | None:
+    """Runs tests with what is at a path before rlx; their exit code, None if they take too long."""
     quietly = ["-q", "-p", "no:cacheprovider", "-W", "ignore::pytest.PytestAssertRewriteWarning"]
-    for test in tests:  # what comes later is not even collected
-        if code := pytest.main(["-x", *quietly, test]):
-            sys.exit(code)
-    sys.exit()
+    paths = os.pathsep.join(filter(None, (path, os.environ.get("PYTHONPATH"))))
+    process = subprocess.Popen(
+        [sys.executable, "-m", "pytest", "-x", *quietly, *tests],
+        env={**os.environ, "PYTHONPATH": paths, "PYTHONDONTWRITEBYTECODE": "1"},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(limit)
+    code = process.returncode
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)  # and what the tests have started
+    process.wait()
+    return code
 
 
 def check_tests(tests: set[tuple[str, ...]]) -> float:
@@ -268,10 +237,7 @@ def check_tests(tests: set[tuple[str, ...]]) -> float:
     longest = 0.0
     for paths in sorted(tests):
         start = time.monotonic()
-        process = multiprocessing.get_context("fork").Process(target=_run_tests, args=(None, paths))
-        process.start()
-        process.join()
-        if process.exitcode:
+        if run_tests(paths, ""):
             sys.exit(f"fails without a mutant: {' '.join(paths)}")
         longest = max(longest, time.monotonic() - start)
     return longest
@@ -283,7 +249,7 @@ def read_verdicts() -> dict[tuple[str, str, str], str]:
     return {(v["file"], v["code"], v["change"]): v["why"] for v in verdicts}
 
 
-def build_page(results: Sequence[Result], counts: dict[str, int], seed: int) -> str:
+def build_page(results: Sequence[tuple[Mutant, bool]], counts: dict[str, int], seed: int) -> str:
     """The page of a run: by room how many mutants there are and were killed, then the survivors."""
     lines = [
         "# Mutants",
@@ -294,10 +260,10 @@ def build_page(results: Sequence[Result], counts: dict[str, int], seed: int) -> 
         "| room | mutants | tried | killed | share |",
         "| --- | ---: | ---: | ---: | ---: |",
     ]
-    drawn = [r for r in results if r.mutant.room != "fixed"]
     for room, count in {**counts, "all": sum(counts.values()), "fixed": 0}.items():
-        own = drawn if room == "all" else [r for r in results if r.mutant.room == room]
-        killed = sum(r.is_killed for r in own)
+        rooms = counts if room == "all" else (room,)
+        own = [is_killed for mutant, is_killed in results if mutant.room in rooms]
+        killed = sum(own)
         share = f"{killed / len(own):.1%}" if own else ""
         lines.append(f"| {room} | {count or len(own):,} | {len(own)} | {killed} | {share} |")
     lines += ["", "## Survivors", "", "| place | line | change | why |", f"|{' --- |' * 4}"]
@@ -349,18 +315,16 @@ def main() -> int:
             mutants += draw_mutants(rooms[room], arguments.sample, arguments.seed)
     if not mutants:
         sys.exit("there is no such mutant")
-    for library in LIBRARIES:
-        importlib.import_module(library)
     limit = 60.0 + 5.0 * check_tests({tuple(sorted(mutant.tests)) for mutant in mutants})
     results = []
-    for result in try_mutants(mutants, arguments.jobs, limit):
-        results.append(result)
-        mutant, is_killed = result
-        fate = "killed  " if is_killed else "SURVIVES"
-        print(f"{len(results)}/{len(mutants)} {fate} {mutant.place} {mutant.change}", flush=True)
-        if not is_killed:
-            print(f"    {mutant.code}", flush=True)
-    results.sort(key=lambda result: mutants.index(result.mutant))
+    with ThreadPoolExecutor(arguments.jobs) as pool:
+        tried = pool.map(partial(try_mutant, limit=limit), mutants)
+        for mutant, is_killed in zip(mutants, tried, strict=True):
+            results.append((mutant, is_killed))
+            fate = "killed" if is_killed else f"SURVIVES {mutant.code}:"
+            print(
+                f"{len(results)}/{len(mutants)} {fate} {mutant.place} {mutant.change}", flush=True
+            )
     if arguments.only is None and arguments.rooms is None:
         counts = {room: len(own) for room, own in rooms.items()}
         PAGE.write_text(build_page(results, counts, arguments.seed))

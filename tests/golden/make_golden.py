@@ -1,14 +1,16 @@
 """Makes golden records from peers' own functions: `make golden`.
 
-    python tests/golden/make_golden.py [PEER...] [--checkouts FOLDER] [--seed N]
+    python tests/golden/make_golden.py [PEER...] [--seed N]
 
-Each peer is pinned, and its functions run in an environment of its own below `.bench/`.
+Each peer is pinned, and its functions run in an environment of its own below `.bench/`. Without
+GitHub, put its repository at `.bench/sources/OWNER+NAME`.
 peers/PEER.py writes their records, of the format of `golden_records.py`, to tests/golden/PEER.json.
 
 With a seed (`make peers`), other random inputs are drawn, the records go to `.bench/peers/`, and
 rlx computes them at once.
 """
 
+import json
 import os
 import subprocess
 import sys
@@ -21,8 +23,10 @@ from pathlib import Path
 
 import click
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 
+from golden_records import find_all_differences
 from peers import QUIET, make_peer_environment
 
 HERE = Path(__file__).parent
@@ -81,13 +85,8 @@ PEERS = {
 
 @click.command()
 @click.argument("names", nargs=-1, type=click.Choice(list(PEERS)))
-@click.option(
-    "--checkouts",
-    type=click.Path(path_type=Path, exists=True, file_okay=False),
-    help="A folder of repositories, OWNER+NAME each, instead of GitHub.",
-)
 @click.option("--seed", type=int, help="Draw other inputs, and compare instead of storing them.")
-def main(names: tuple[str, ...], checkouts: Path | None, seed: int | None) -> None:
+def main(names: tuple[str, ...], seed: int | None) -> None:
     """Make the records of some peers, or of all."""
     differing = []
     for name in names or PEERS:
@@ -95,34 +94,28 @@ def main(names: tuple[str, ...], checkouts: Path | None, seed: int | None) -> No
             continue
         peer = PEERS[name]
         python = make_peer_environment(ROOT / ".bench" / peer.pins, HERE / f"peers/{peer.pins}.txt")
-        script = [python, HERE / "peers" / f"{name}.py", fetch_commit(peer, checkouts)]
+        script = [python, HERE / "peers" / f"{name}.py", fetch_commit(peer)]
         file = (HERE if seed is None else ROOT / ".bench" / "peers") / f"{name}.json"
         file.parent.mkdir(parents=True, exist_ok=True)
         more = [] if seed is None else [str(seed)]
         environment = {**os.environ, **QUIET}
         subprocess.run([*script, file, *more], check=True, stdout=sys.stderr, env=environment)
         click.echo(file.relative_to(ROOT))
-        if seed is not None and not agrees_with_rlx(file):
+        if seed is not None and (found := find_all_differences(json.loads(file.read_text()))):
+            click.echo("\n".join(f"  {difference}" for difference in found))
             differing.append(name)
     if differing:
         raise SystemExit(f"differs: {', '.join(differing)}")
 
 
-def agrees_with_rlx(file: Path) -> bool:
-    """Whether rlx gives the outputs of every record; prints those that differ, and a summary."""
-    command = [sys.executable, HERE.parent / "golden_records.py", file]
-    return subprocess.run(command, check=False).returncode == 0
-
-
-def fetch_commit(peer: GoldenPeer, checkouts: Path | None) -> Path:
+def fetch_commit(peer: GoldenPeer) -> Path:
     """A folder with the peer's files as of its commit or release."""
     if not peer.paths:
         return fetch_release(peer.repository, peer.commit)
     folder = ROOT / ".bench" / "sources" / peer.commit
     if not folder.exists():
-        inside = (checkouts or folder.parent) / peer.repository.replace("/", "+")
-        repository = inside / "repo" if (inside / "repo").exists() else inside
-        if checkouts is None and not repository.exists():
+        repository = folder.parent / peer.repository.replace("/", "+")
+        if not repository.exists():
             place = f"https://github.com/{peer.repository}"
             clone = ["git", "clone", "--quiet", "--bare", "--filter=blob:none", place, repository]
             subprocess.run(clone, check=True)

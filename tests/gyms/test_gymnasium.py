@@ -60,15 +60,6 @@ def test_the_best_policy_earns_its_value_in_the_environment():
     assert abs(sum(returns) / episodes - value) < 4 * error
 
 
-def test_splits_share_no_first_state_and_cover_all():
-    task = GymnasiumTask()
-    train, test = (
-        {task.problem(split, index, 0).prompt for index in range(80)} for split in ("train", "test")
-    )
-    assert not train & test
-    assert {int(p) for p in train | test} == {0, 1, 2, 3, 4, 6, 8, 9, 10, 13, 14}
-
-
 @each_row(
     ("options", "says"),
     [

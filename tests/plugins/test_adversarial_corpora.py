@@ -1,8 +1,7 @@
 """Texts that a policy may try to be paid by, reward by reward, and what each of them earns.
 
 Each line of `adversarial/REWARD.jsonl` is one: the sample with its text, the score that it must
-have, how it was found, and in `before` what it earned under the rule before: TinyZero's for
-Countdown, and every true equation for `countdown.arithmetic`.
+have, how it was found, and in `before` what it earned under the rule before.
 """
 
 import json
@@ -15,7 +14,6 @@ from rows import each_row
 from rlx.discovery import list_installed_plugins, load_plugin
 from rlx.plugin import Sample
 from rlx.testing.promise import build_subject_plugin
-from rlx_plugins.countdown import compute_score
 
 ROOT = Path(__file__).parents[2]
 CORPORA = Path(__file__).parent / "adversarial"
@@ -49,11 +47,6 @@ def example_packages(monkeypatch):
         monkeypatch.syspath_prepend(str(ROOT / "plugins" / name))
 
 
-def read_corpus(name):
-    lines = (CORPORA / f"{name}.jsonl").read_text(encoding="utf-8").split("\n")
-    return [json.loads(line) for line in lines if line]
-
-
 def build_sample(record, id="0"):
     lists = {
         key: tuple(record[key]) for key in ("context", "observations", "history") if key in record
@@ -67,7 +60,8 @@ def test_every_shipped_reward_has_a_corpus():
 
 @each_row("name", sorted(SHIPPED | set(GUESTS)))
 def test_every_find_earns_what_it_should(name):
-    corpus = read_corpus(name)
+    lines = (CORPORA / f"{name}.jsonl").read_text(encoding="utf-8").split("\n")
+    corpus = [json.loads(line) for line in lines if line]
     assert corpus
     for case in corpus:
         reward = build_subject_plugin(load_reward(name), case.get("options", {}))
@@ -79,26 +73,3 @@ def test_every_find_earns_what_it_should(name):
             )[0]
         value = getattr(verdict, "value", verdict)
         assert value == (case["score"] if value is None else pytest.approx(case["score"])), case
-
-
-@each_row("name", sorted(SHIPPED | set(GUESTS)))
-def test_every_example_is_worth_what_its_author_promises(name):
-    subject = load_reward(name)
-    assert subject.examples
-    for example in subject.examples:
-        verdicts = build_subject_plugin(subject, example.options).score(example.sample)
-        verdicts = verdicts if isinstance(example.value, tuple) else [verdicts]
-        values = tuple(getattr(verdict, "value", verdict) for verdict in verdicts)
-        wanted = example.value if isinstance(example.value, tuple) else (example.value,)
-        assert values == (wanted if None in wanted else pytest.approx(wanted)), example.name
-        assert example.reason in (None, getattr(verdicts[0], "reason", None)), example.name
-
-
-@each_row("name", ["countdown", "countdown.verify"])
-def test_the_rule_of_before_paid_for_its_finds(name):
-    paid = [case for case in read_corpus(name) if case.get("before") == 1.0]
-    assert len(paid) >= 20
-    for case in paid:
-        problem, text = case["sample"]["problem"], case["sample"]["response"]
-        assert compute_score(text, problem, allow_decimals=True) == 1.0
-        assert compute_score(text, problem) == 0.1

@@ -139,56 +139,42 @@ def judged(pool, *samples, deadline=30.0, **options):
     ("right", "same", "other"),
     [
         ("72", ["72", "72.", "72.0", "$72$", r"\boxed{72}", "144/2", "so it is $72$"], ["71", "7"]),
+        ("72", ["x = 12*6 = 72"], ["12*6 = 71"]),
         (42, ["42"], ["42.1"]),
         (0.5, ["1/2", r"\frac12", r"$\frac{2}{4}$", "0.5", ".50"], ["0.6"]),
         ("1,234", ["1234", "1,234"], ["1,235"]),
-        ("2", ["2"], ["2x+1", "22"]),
+        ("2", ["2"], ["2x+1", "22", "9_2"]),
+        ("3", ["3"], ["3 5"]),
+        ("0", ["0"], ["0.0000001"]),
+        (1e-05, ["1e-5"], []),
+        ("5.5", [r"5\frac{1}{2}", "5 1/2"], []),
+        ("5", ["5 km"], ["5 x"]),  # the data say nothing of a unit
+        ("5 km", [], ["5"]),
+        (r"5\text{ km}", ["5 km"], []),
+        ("10 m/s", [], ["10 km/h"]),
+        ("3 hours", ["3 hour"], []),
+        ("20\\%", ["0.2"], []),
+        ("18", ["\\$18"], []),
+        ("90", [r"90^\circ"], []),
+        ("3x", ["3 x"], []),
+        ("y=2x+1", ["2x+1"], []),
         ("2x+1", ["1+2x", "$2x + 1$"], ["2", "2x"]),
         ("$(x+1)^2$", ["x^2+2x+1"], ["x^2+1"]),
         (r"\sqrt{2}", ["sqrt(2)", r"2^{1/2}"], ["2"]),
+        ("6*8 + 24 = 72\n#### 72", ["72.0"], ["48"]),
         (["12", "13"], ["12", "13"], ["14"]),
     ],
 )
 def test_what_is_equal_as_mathematics_is_right(pool, right, same, other):
-    verdicts = judged(pool, *(sample(text, right) for text in [*same, *other]))
-    expected = [(1.0, None)] * len(same) + [(0.0, "wrong answer")] * len(other)
-    assert dict(zip([*same, *other], verdicts, strict=True)) == dict(
-        zip([*same, *other], expected, strict=True)
-    )
+    texts = [*same, *other]
+    values = [value for value, _ in judged(pool, *(sample(text, right) for text in texts))]
+    assert dict(zip(texts, values, strict=True)) == {text: float(text in same) for text in texts}
 
 
 def test_a_whole_response_is_read_for_its_last_formula(pool):
     text = "First $3 + 4$, then 6. The final answer is $7$."
     assert judged(pool, sample(None, "7", response=text), span=None) == [(1.0, None)]
     assert judged(pool, sample(None, "7", response=text)) == [(0.0, "no answer")]
-
-
-@each_row(
-    ("right", "given", "value"),
-    [
-        ("5", "5 km", 1.0),  # the data say nothing of a unit
-        (r"5\text{ km}", "5 km", 1.0),
-        ("5 km", "5", 0.0),
-        ("10 m/s", "10 km/h", 0.0),
-        ("3 hours", "3 hour", 1.0),
-        ("20\\%", "0.2", 1.0),
-        ("18", "\\$18", 1.0),
-        ("90", r"90^\circ", 1.0),
-        ("5", "5 x", 0.0),
-        ("3x", "3 x", 1.0),
-        ("3", "3 5", 0.0),
-        ("72", "x = 12*6 = 72", 1.0),
-        ("72", "12*6 = 71", 0.0),
-        ("y=2x+1", "2x+1", 1.0),
-        ("5.5", r"5\frac{1}{2}", 1.0),
-        ("5.5", "5 1/2", 1.0),
-        ("0", "0.0000001", 0.0),
-        (1e-05, "1e-5", 1.0),
-        ("2", "9_2", 0.0),
-    ],
-)
-def test_units_equations_and_forms_of_numbers(right, given, value):
-    assert MathVerify().score(sample(given, right)).value == value
 
 
 def test_the_last_box_counts_also_where_it_is_cut_off():
@@ -224,45 +210,34 @@ def test_hostile_answers_are_wrong_and_cost_no_more_than_their_time(pool):
     assert reasons["digits"] == "longer than 2000 characters"
 
 
-def test_the_last_line_of_a_worked_solution_is_the_right_answer(pool):
-    worked = "She has 48 + 24 = 72 left.\n#### 72"
-    cases = [  # right answer in the data, answer, whether it is right
-        (worked, "72", True),
-        (worked, "48", False),
-        ("#### 72", "72", True),
-        (worked + "\n", "72", True),
-        ("#### 72\nor so", "72", False),
-        ("C#### 72", "72", False),
-        ([worked, "seventy-two"], "seventy-two", True),
-    ]
-    wrong = []
-    for right, answer, is_right in cases:
-        if AnswerExactMatch().score(sample(answer, right)).value != is_right:
-            wrong.append((right, answer))
-    assert not wrong
-    assert judged(pool, sample("72.0", worked)) == [(1.0, None)]
+WORKED = "She has 48 + 24 = 72 left.\n#### 72"
 
 
-def test_what_cannot_be_read_is_refused_before_a_run():
-    refused = ["72 ## 73", "???", "48/2 = 24. #### 72"]
-    taken = [
-        "72",
-        r"\frac{1}{2}",
-        r"5\text{ square units}",
-        "5 km",
-        "Yes",
-        "x = 5",
-        r"\sin x \cos x",
-        "no solution",
-    ]
-    found = []
-    for right in (*refused, *taken):
-        try:
-            MathVerify().check_problem({"answer": right})
-        except ValueError as error:
-            found.append(right)
-            assert "cannot be read as mathematics" in str(error)
-    assert found == refused
+@each_row(
+    ("right", "answer", "value"),
+    [
+        (WORKED, "72", 1.0),
+        (WORKED, "48", 0.0),
+        ("#### 72", "72", 1.0),
+        (WORKED + "\n", "72", 1.0),
+        ("#### 72\nor so", "72", 0.0),
+        ("C#### 72", "72", 0.0),
+        ([WORKED, "seventy-two"], "seventy-two", 1.0),
+    ],
+)
+def test_the_last_line_of_a_worked_solution_is_the_right_answer(right, answer, value):
+    assert AnswerExactMatch().score(sample(answer, right)).value == value
+
+
+@each_row("right", ["72 ## 73", "???", "48/2 = 24. #### 72"])
+def test_what_cannot_be_read_is_refused_before_a_run(right):
+    with pytest.raises(ValueError, match="cannot be read as mathematics"):
+        MathVerify().check_problem({"answer": right})
+
+
+@each_row("right", [r"5\text{ square units}", "Yes", "x = 5", r"\sin x \cos x", "no solution"])
+def test_words_and_formulas_can_be_read(right):
+    MathVerify().check_problem({"answer": right})
 
 
 def test_the_workers_own_deadline_still_holds(pool):

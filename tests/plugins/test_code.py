@@ -9,7 +9,7 @@ from rows import each_row
 from rlx.plugin import Sample
 from rlx_plugins.code.code_reward import find_last_fenced_block
 from rlx_plugins.code.command import Command
-from rlx_plugins.code.python_tests import CodeTest, PythonTests
+from rlx_plugins.code.python_tests import PythonTests
 
 
 def build_sample(code, **problem):
@@ -32,24 +32,6 @@ def build_sample(code, **problem):
 )
 def test_the_last_closed_block_is_the_answer(text, block):
     assert find_last_fenced_block(text) == block
-
-
-@each_row(
-    ("code", "names", "modules"),
-    [
-        ("assert add(1, 2) == 3", ("add",), ()),
-        ("assert math.isclose(area(2), 4 * math.pi)", ("area",), ("math",)),
-        ("assert bisect([1], 1) == 0", ("bisect",), ()),
-        ("from math import pi\nx = 2\nassert f(x) == [len(y) for y in ('a',)] * pi", ("f",), ()),
-        ("def test_a():\n    assert Stack().pop() is None", ("Stack",), ()),
-        ("try:\n    f()\nexcept ValueError as e:\n    assert g(e.args)", ("f", "g"), ()),
-        ("import os.path as p\nassert f(p.sep) and (lambda k: k)(len) is len", ("f",), ()),
-    ],
-)
-def test_a_test_asks_the_answer_for_what_it_does_not_define(code, names, modules):
-    (test,) = PythonTests()._read_tests({"tests": code})
-    assert isinstance(test, CodeTest)
-    assert (set(test.names), test.modules) == (set(names), modules)
 
 
 @each_row(
@@ -80,6 +62,8 @@ ADD = "def add(a, b):\n    return a + b"
         (ADD, ["assert add(1, 1) == 2", "assert add(1, 1) == 3"], {}, 0.0,
          "test 2 of 2: AssertionError"),
         (ADD, "assert add('a', 'b') == 'ab'\nassert add((1,), (2,)) == (1, 2)", {}, 1.0, None),
+        (ADD, "assert math.isclose(add(1, 2), len('abc'))", {}, 1.0, None),
+        (ADD, "import os.path as p\nassert [add(k, p.sep) for k in 'a'] == ['a/']", {}, 1.0, None),
         (ADD, "assert add({1}, 2)", {}, 0.0,
          "test 1 of 1: TypeError: unsupported operand type(s) for +: 'set' and 'int'"),
         (ADD, "try:\n    add({1}, 2)\nexcept TypeError:\n    pass", {}, 1.0, None),

@@ -28,8 +28,8 @@ def mixture(**options):
     )
 
 
-def by_source(sources=SOURCES):
-    return build_plugin(PluginUse(plugin="by_data_source", sources=sources), "reward")
+def by_source():
+    return build_plugin(PluginUse(plugin="by_data_source", sources=SOURCES), "reward")
 
 
 def tree(name, fields, *answers):
@@ -104,9 +104,7 @@ def test_each_task_gives_its_own_problems_in_its_own_order():
             assert task.demonstration(problem, 5) == own.demonstration(expected, 5)
 
 
-def test_a_draw_is_the_same_wherever_one_begins_and_however_the_names_are_ordered():
-    late = [mixture().problem("train", i, 1).id for i in (3000, 2)]
-    assert late == [mixture().problem("train", i, 1).id for i in (2, 3000)][::-1]
+def test_a_draw_is_the_same_however_the_names_are_ordered():
     swapped = build_plugin(PluginUse(plugin="mixture", tasks={"hard": HARD, "easy": EASY}), "task")
     assert [swapped.problem("test", i, 1) for i in range(30)] == [
         mixture().problem("test", i, 1) for i in range(30)

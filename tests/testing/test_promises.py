@@ -91,6 +91,62 @@ def test_every_reward_that_rlx_ships_has_examples_of_several_values(subtests):
             assert len({e.value for e in examples}) > 1
 
 
+# Plugins that break one promise each --------------------------------------------------------------
+
+
+def in_place(batch):
+    return batch.is_own.logical_and_(batch.turn_ids > 1)
+
+
+BROKEN = {
+    reward_checks: [
+        (bad.nameless, "has a docstring", ""),
+        (bad.half_an_option, "keeps its options through JSON", ""),
+        (bad.breaks_its_word, "matches its examples", ""),
+        (bad.by_count, "repeats its verdicts", ""),
+        (bad.by_hash, "repeats its verdicts", ""),
+        (bad.trusting, "tolerates hostile text", ""),
+        (bad.beyond_its_range, "keeps within its value_range", ""),
+        (bad.by_position, "ignores the order of samples", ""),
+        (bad.spread, "accepts a single sample", ""),
+    ],
+    task_checks: [
+        (bad.Secretive, "returns the same demonstration again", ""),
+        (bad.Fickle, "returns the same problem again", ""),
+        (bad.Leaky, "keeps train and test disjoint", ""),
+        (bad.Odd, "returns complete problems", ""),
+    ],
+    environment_checks: [
+        (bad.Unfinished, "returns a Step", "has no step"),
+        (bad.Bare, "returns a Step", "KeyError: 'word'; give it examples"),
+        (bad.Boastful, "matches its examples", "'gold' does not end"),
+        (bad.Careless, "does not modify states", "changed the state that it received"),
+        (bad.Kept, "repeats its steps", "different steps the second time"),
+        (bad.Trusting, "tolerates hostile text", "empty text: IndexError"),
+        (bad.Selfish, "plays both players", "'both': player 1 never has a turn"),
+        (bad.Whispering, "plays both players", "player 1 reads nothing before its first turn"),
+    ],
+    mask_checks: [
+        (lambda b: b.is_own.float(), "returns bool of the batch's shape", ""),
+        (lambda b: b.is_own.any(dim=1), "returns bool of the batch's shape", ""),
+        (lambda b: b.is_token, "selects only a row's own tokens", ""),
+        (in_place, "does not modify the batch", ""),
+        (lambda b: b.is_own & (b.token_ids.roll(1, 0) > 50), "ignores the order of rows", ""),
+        (lambda b: b.is_own & (b.turn_ids.shape[1] < 20), "ignores padding", ""),
+    ],
+}
+
+
+@pytest.mark.parametrize("checks", BROKEN, ids=lambda checks: checks.__name__)
+def test_a_bad_plugin_breaks_the_right_promise(checks, subtests):
+    for plugin, promise, says in BROKEN[checks]:
+        with (
+            subtests.test(plugin=plugin, promise=promise),
+            pytest.raises(AssertionError, match=says or r"\w"),
+        ):
+            named(checks(), promise)(plugin)
+
+
 # Rewards -----------------------------------------------------------------------------------------
 
 
@@ -99,25 +155,6 @@ def test_good_rewards_break_none():
     check_reward(bad.fine(limit=9))
     check_reward(Abstains())
     check_reward(graded(reason="so"))
-
-
-def test_a_bad_reward_breaks_the_right_promise(subtests):
-    for reward, promise in (
-        (bad.nameless, "has a docstring"),
-        (bad.half_an_option, "keeps its options through JSON"),
-        (bad.breaks_its_word, "matches its examples"),
-        (bad.by_count, "repeats its verdicts"),
-        (bad.by_hash, "repeats its verdicts"),
-        (bad.trusting, "tolerates hostile text"),
-        (bad.beyond_its_range, "keeps within its value_range"),
-        (bad.by_position, "ignores the order of samples"),
-        (bad.spread, "accepts a single sample"),
-    ):
-        with (
-            subtests.test(reward=reward, promise=promise),
-            pytest.raises(AssertionError, match=r"\w"),
-        ):
-            named(reward_checks(), promise)(reward)
 
 
 def test_what_would_end_a_process_is_a_broken_promise():
@@ -167,41 +204,12 @@ def test_importing_is_watched(source, says, tmp_path, monkeypatch):
 # Tasks -------------------------------------------------------------------------------------------
 
 
-def test_a_bad_task_breaks_the_right_promise(subtests):
-    for task, promise in (
-        (bad.Secretive, "returns the same demonstration again"),
-        (bad.Fickle, "returns the same problem again"),
-        (bad.Leaky, "keeps train and test disjoint"),
-        (bad.Odd, "returns complete problems"),
-    ):
-        with subtests.test(task=task, promise=promise), pytest.raises(AssertionError, match=r"\w"):
-            named(task_checks(), promise)(task)
-
-
 def test_good_tasks_break_none():
     check_task(bad.Sums)
     check_task(bad.Mute)
 
 
 # Environments ------------------------------------------------------------------------------------
-
-
-def test_a_bad_environment_breaks_the_right_promise(subtests):
-    for environment, promise, says in (
-        (bad.Unfinished, "returns a Step", "has no step"),
-        (bad.Bare, "returns a Step", "KeyError: 'word'; give it examples"),
-        (bad.Boastful, "matches its examples", "'gold' does not end"),
-        (bad.Careless, "does not modify states", "changed the state that it received"),
-        (bad.Kept, "repeats its steps", "different steps the second time"),
-        (bad.Trusting, "tolerates hostile text", "empty text: IndexError"),
-        (bad.Selfish, "plays both players", "'both': player 1 never has a turn"),
-        (bad.Whispering, "plays both players", "player 1 reads nothing before its first turn"),
-    ):
-        with (
-            subtests.test(environment=environment, promise=promise, says=says),
-            pytest.raises(AssertionError, match=says),
-        ):
-            named(environment_checks(), promise)(environment)
 
 
 def test_a_good_environment_breaks_none():
@@ -212,23 +220,6 @@ def test_a_good_environment_breaks_none():
 
 
 # Masks and estimators ----------------------------------------------------------------------------
-
-
-def in_place(batch):
-    return batch.is_own.logical_and_(batch.turn_ids > 1)
-
-
-def test_a_bad_mask_breaks_the_right_promise(subtests):
-    for mask, promise in (
-        (lambda b: b.is_own.float(), "returns bool of the batch's shape"),
-        (lambda b: b.is_own.any(dim=1), "returns bool of the batch's shape"),
-        (lambda b: b.is_token, "selects only a row's own tokens"),
-        (in_place, "does not modify the batch"),
-        (lambda b: b.is_own & (b.token_ids.roll(1, 0) > 50), "ignores the order of rows"),
-        (lambda b: b.is_own & (b.turn_ids.shape[1] < 20), "ignores padding"),
-    ):
-        with subtests.test(mask=mask, promise=promise), pytest.raises(AssertionError, match=r"\w"):
-            named(mask_checks(), promise)(mask)
 
 
 def test_a_good_mask_breaks_none():

@@ -1,6 +1,7 @@
 """The functions of KG-R1's verl fork on random rows: `python kg_r1.py SOURCES FILE`."""
 
 import sys
+from functools import partial
 
 sys.path.insert(0, sys.argv[1])
 
@@ -35,25 +36,20 @@ def add_outcome_estimators(records: Records, number: int) -> None:
     rewards = mask * 0
     rewards[:, 0] = scores
     baselines = records.random_tensor(8)
-    given = {"global_rewards": scores.tolist(), "mask": mask.tolist(), "group_ids": groups.tolist()}
-    single = {"singleton": "raw"}
-    outcomes = {
-        "grpo": (peer.compute_grpo_outcome_advantage(rewards, mask, groups), single),
-        "dr_grpo": (
-            peer.compute_grpo_outcome_advantage(
-                rewards, mask, groups, norm_adv_by_std_in_grpo=False
-            ),
-            single,
-        ),
-        "rloo": (peer.compute_rloo_outcome_advantage(rewards, mask, groups), single),
-        "opo": (peer.compute_opo_outcome_advantage(rewards, mask, groups), single),
+    given = records.give_scores(scores, mask, groups)
+    grpo = peer.compute_grpo_outcome_advantage
+    for name, compute in {
+        "grpo": grpo,
+        "dr_grpo": partial(grpo, norm_adv_by_std_in_grpo=False),
+        "rloo": peer.compute_rloo_outcome_advantage,
+        "opo": peer.compute_opo_outcome_advantage,
         "reinforce_plus_plus_baseline": (
-            peer.compute_reinforce_plus_plus_baseline_outcome_advantage(rewards, mask, groups),
-            single,
+            peer.compute_reinforce_plus_plus_baseline_outcome_advantage
         ),
-    }
-    for name, ((advantages, _), options) in outcomes.items():
-        records.add(f"estimators.{name}", given, {"advantages": hide(advantages, mask)}, options)
+    }.items():
+        advantages, _ = compute(rewards, mask, groups)
+        outputs = {"advantages": hide(advantages, mask)}
+        records.add(f"estimators.{name}", given, outputs, {"singleton": "raw"})
     last = rewards * 0
     last[torch.arange(8), mask.sum(dim=1).long() - 1] = scores
     remax, _ = peer.compute_remax_outcome_advantage(last, baselines, mask)

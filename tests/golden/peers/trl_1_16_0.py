@@ -266,19 +266,14 @@ def add_teacher(records: Records) -> None:
         _metrics={"train": defaultdict(list)},
     )
     at = teacher.log_softmax(-1).gather(1, ids[:, None]).T
-    _, gradient = take(
-        lambda logits: IWOPDTrainer._compute_iw_opd_loss(
-            trainer, logits[None], ids[None], labels, at
-        )
-    )
-    add(sampled, "k2", gradient=gradient)
+
+    def weigh(logits: torch.Tensor) -> torch.Tensor:
+        given = logits[None], ids[None], labels, at
+        return IWOPDTrainer._compute_iw_opd_loss(trainer, *given)
+
+    add(sampled, "k2", gradient=take(weigh)[1])
     trainer.iw_opd_gamma = 1.0
-    _, gradient = take(
-        lambda logits: IWOPDTrainer._compute_iw_opd_loss(
-            trainer, logits[None], ids[None], labels, at
-        )
-    )
-    add(sampled, "k2", "TRL weighs early tokens up to twice", gradient=gradient)
+    add(sampled, "k2", "TRL weighs early tokens up to twice", gradient=take(weigh)[1])
 
 
 if __name__ == "__main__":

@@ -1,5 +1,7 @@
 """Rewards of the agent's turns and rollouts."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -139,24 +141,12 @@ def test_what_was_retrieved():
     assert exact.score(counted).value == 1.0
 
 
-def last_turn(environment, problem, *turns):
-    """The last turn of a rollout that is played."""
-    state, observations, history = environment.reset(problem, 0), [], []
-    for number, text in enumerate(turns, start=1):
-        step = environment.step(state, Action(text=text, number=number))
-        state = step.state
-        observations.append(step.observation)
-        history.append(step.info)
-    return Sample(
-        id="a",
-        problem=problem,
-        turn=step.kind,
-        number=len(turns),
-        response=turns[-1],
-        observations=tuple(observations[:-1]),
-        history=tuple(history[:-1]),
-        info=history[-1],
-    )
+def played(environment, problem, query, answer):
+    """The answer after a query that an environment has answered, and what it said."""
+    state = environment.reset(problem, 0)
+    step = environment.step(state, Action(text=f"<kg-query>{query}</kg-query>"))
+    said = rollout(answer(step.observation), problem["answers"])
+    return replace(said, observations=(step.observation,), history=(step.info,))
 
 
 WORDS = st.lists(
@@ -170,19 +160,19 @@ WORDS = st.lists(
 def test_a_name_copied_as_it_was_shown_is_right(words):
     name = "Z" + "".join(words) + "z"
     problem = {"triples": [["s", "r", name]], "answers": [[name]]}
-    environment = KgEnvironment(hints=False)
-    query = "<kg-query>get_tail_entities( s, r)</kg-query>"
-    shown = environment.step(environment.reset(problem, 0), Action(text=query)).observation
-    copy = shown.removeprefix("<information> r of s: ").removesuffix(" </information>")
-    said = last_turn(environment, problem, query, f"<answer> {copy}</answer>")
+
+    def copy(shown):
+        return shown.removeprefix("<information> r of s: ").removesuffix(" </information>")
+
+    said = played(KgEnvironment(hints=False), problem, "get_tail_entities( s, r)", copy)
     for reward in (KgExactMatch(), RetrievalQuality(), RetrievalQuality(match="substring")):
         assert reward.score(said).value == 1.0
 
 
 def test_an_error_that_echoes_the_answer_is_no_retrieval():
     problem = {"answers": [["Atlantis"]]}
-    query = "<kg-query>get_tail_relations( Atlantis)</kg-query>"
-    said = last_turn(KgEnvironment(), problem, query, "<answer> Atlantis</answer>")
+    query = "get_tail_relations( Atlantis)"
+    said = played(KgEnvironment(), problem, query, lambda shown: "Atlantis")
     assert "Atlantis" in said.observations[0]
     for match in ("exact", "substring"):
         assert RetrievalQuality(match=match).score(said).value == 0.0
