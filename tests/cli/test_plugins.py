@@ -2,16 +2,13 @@
 
 import json
 from pathlib import Path
-from typing import Annotated, Literal
 
 import pytest
 from guests import installed
-from pydantic import Field, TypeAdapter
 
 from rlx.cli import main
-from rlx.cli.plugins import _describe_schema
 
-ROOT = Path(__file__).parents[2]
+pytestmark = pytest.mark.usefixtures("folder")
 MODULE = '''
 from typing import Annotated, ClassVar, Literal
 from pydantic import BaseModel, ConfigDict, Field
@@ -63,14 +60,9 @@ countdown = page_guest:countdown
 
 
 @pytest.fixture
-def guest(tmp_path, monkeypatch):
-    with installed(tmp_path, monkeypatch, "rlx-page-guest", POINTS, page_guest=MODULE):
+def guest(folder, monkeypatch):
+    with installed(folder, monkeypatch, "rlx-page-guest", POINTS, page_guest=MODULE):
         yield
-
-
-@pytest.fixture(autouse=True)
-def here(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
 
 
 def lines(capsys):
@@ -110,21 +102,6 @@ def test_a_functions_options_and_scope(guest, capsys):
     out = lines(capsys)
     assert "Looks at all turns of one kind for one prompt, together." in out
     assert out[-1].split() == ["limit", "int", "≥", "1", "3", "Most."]
-
-
-def test_types_are_written_as_people_write(subtests):
-    for kind, text in (
-        (bool, "true | false"),
-        (tuple[str, ...], "list of text"),
-        (dict[int, float] | list[int], "mapping to float | list of int"),
-        (list[Literal["a", 1, None]], "list of (a | 1 | null)"),
-        (Annotated[float, Field(gt=0, lt=1)] | None, "float > 0, < 1 | null"),
-        (Path, "text"),
-        (list, "list"),
-    ):
-        with subtests.test(kind=kind, text=text):
-            schema = TypeAdapter(kind).json_schema()
-            assert _describe_schema(schema, schema.get("$defs", {})) == text
 
 
 # Promises ----------------------------------------------------------------------------------------

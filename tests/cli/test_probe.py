@@ -59,8 +59,6 @@ def test_a_folder_needs_an_experiment_and_an_experiment_a_folder(run, capsys):
     ("arguments", "said"),
     [
         (["--set", "task.operators=+"], "a run is probed as it was trained"),
-        (["--set", "probe.span=plan"], "rollout.answer.spans has think, answer"),
-        (["--set", "probe.sample=3"], "did you mean"),
         (["--samples", "0"], "--samples"),
         (["--scheme", "early"], "early_answering"),
         (["--at", "0"], "--at is not for --probe"),

@@ -27,17 +27,6 @@ ROW = {
 pytestmark = pytest.mark.usefixtures("folder")
 
 
-@pytest.fixture
-def url(folder):
-    return f"sqlite:///{folder}/home/registry.db"
-
-
-@pytest.fixture
-def registry(url):
-    with Registry.open(url) as opened:
-        yield opened
-
-
 def submitted(registry, folder, rollouts="all", name="n", **spec):
     run = submit(
         registry, digest=name, name=name, spec={"tracking": {"rollouts": rollouts}, **spec}

@@ -15,8 +15,6 @@ from figures import parse_figure
 
 from rlx.descendants import kill_descendants
 
-__all__ = ["LONGEST", "LONGEST_REHEARSAL", "Part", "PartFailedError", "PartSkippedError", "Result"]
-
 TESTS = Path(__file__).parents[1]
 LONGEST = 480.0
 """Seconds that one part may take, all its commands together."""
