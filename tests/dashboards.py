@@ -11,8 +11,6 @@ from typing import Any
 
 from patience import find_free_port, stop_process, wait_until
 
-__all__ = ["START", "dashboard", "serve"]
-
 START = (sys.executable, "-c", "import sys; from rlx.cli import main; sys.exit(main())")
 
 

@@ -8,8 +8,6 @@ from fastapi.testclient import TestClient
 from rlx.record import find_mlflow_link
 from rlx_web import Access, create_app
 
-__all__ = ["OURS", "Page", "dashboard", "leaves"]
-
 OURS = "http://127.0.0.1:8711"
 VOID = {"meta", "link", "input", "br", "hr", "img"}
 PLACES = ("class", "id", "src", "rel", "type", "method", "name", "role", "hidden", "for")

@@ -18,8 +18,6 @@ from rlx.rollout import NO_PARENT, RolloutTree, Segment
 from rlx.text import replace_surrogates
 from rlx_registry import DeviceRequest, Registry, models
 
-__all__ = ["SILENT", "grown", "shown", "silence", "steps", "submit", "sure"]
-
 BINS = [
     {"low": 0.0, "high": 0.5, "n": 0, "confidence": None, "accuracy": None},
     {"low": 0.5, "high": 1.0, "n": 9, "confidence": 0.8, "accuracy": 0.75}
@@ -140,9 +138,9 @@ def _rows(trees: list[RolloutTree], seed: int) -> TrainedRows:
     return TrainedRows(places, batch.group_ids, batch.is_own, tokens, scores)
 
 
-def steps(registry: Registry, run_id: str, folder: Path, text: str, bodies: bool = True) -> None:
+def steps(registry: Registry, run_id: str, folder: Path, text: str) -> None:
     """Three recorded steps of the same trees, each with figures of its own."""
-    recorder = Recorder(registry, run_id, keep_bodies=bodies)
+    recorder = Recorder(registry, run_id, keep_bodies=True)
     trees, table = grown(sure(text)), _scored(sure(text))
     roles: list[Role] = [*("trained" for _ in range(5)), "greedy"]
     for step in (1, 2, 3):

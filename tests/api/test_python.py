@@ -7,6 +7,7 @@ import pytest
 from IPython.lib.pretty import pretty
 from rows import each_row
 from stored_home import unpack_home
+from submissions import submit
 
 import rlx
 from rlx.cli import main
@@ -183,9 +184,7 @@ def test_a_finished_run_is_not_waited_for(run, printed):
 def test_waiting_raises_what_a_run_ended_with(tmp_path, status, code, kind):
     url = f"sqlite:///{tmp_path}/registry.db"
     with Registry.open(url) as registry:
-        made, _ = registry.submit(
-            digest="d", seed=0, name="n", spec={}, yaml="", plugins=[], code={}, environment={}
-        )
+        made = submit(registry)
         registry.update_run(made.id, directory=tmp_path)
         waiting = rlx.open_run(registry=url)
         with pytest.raises(TimeoutError, match="r-0001 has not ended: it is submitted"):

@@ -5,8 +5,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-__all__ = ["Spent", "beside", "compared", "in_turns", "row", "spent"]
-
 
 @dataclass(frozen=True, slots=True)
 class Spent:
@@ -23,17 +21,13 @@ def spent(work: Callable[[], object]) -> Spent:
     return Spent(time.process_time() - cpu, time.perf_counter() - wall)
 
 
-def in_turns(
-    sides: Mapping[str, Callable[[], Spent]], rounds: int, warm_up: int = 1
-) -> dict[str, list[Spent]]:
-    """What each side spends in each round, one after the other; the first rounds do not count."""
+def in_turns(sides: Mapping[str, Callable[[], Spent]], rounds: int) -> dict[str, list[Spent]]:
+    """What each side spends in each round, one after the other; a first round does not count."""
     kept: dict[str, list[Spent]] = {name: [] for name in sides}
-    for number in range(warm_up + rounds):
+    for _ in range(1 + rounds):
         for name, side in sides.items():
-            took = side()
-            if number >= warm_up:
-                kept[name].append(took)
-    return kept
+            kept[name].append(side())
+    return {name: took[1:] for name, took in kept.items()}
 
 
 def row(
@@ -52,7 +46,7 @@ def row(
 
 
 def compared(
-    name: str, theirs: Sequence[Spent], ours: Sequence[Spent], baseline: str, **more: float
+    name: str, theirs: Sequence[Spent], ours: Sequence[Spent], baseline: str
 ) -> dict[str, object]:
     """How many times the CPU time of ours theirs is, round by round; `wall` is the same by the
     clock, and `milliseconds` are ours, of CPU."""
@@ -64,7 +58,6 @@ def compared(
         "times as fast",
         wall=statistics.median(their.wall / own.wall for their, own in rounds),
         milliseconds=1e3 * statistics.median(own.cpu for own in ours),
-        **more,
     )
 
 

@@ -14,8 +14,6 @@ from rlx.spec import RunnerSpec
 if TYPE_CHECKING:
     from rlx.learner import Ranks
 
-__all__ = ["alone", "policy"]
-
 
 def policy() -> Policy:
     """The model in the folder RLX_BENCH_MODEL. None of its tokens ends a turn: all lengths are the

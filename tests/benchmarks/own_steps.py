@@ -38,8 +38,6 @@ from rlx.spec import (
 from rlx.step import assign_credit
 from rlx.train_batch import CreditRules, ScoredRows, TokenStreams
 
-__all__ = ["OwnSteps", "reward"]
-
 LOSS = LossSpec()
 RATE = 1e-6
 

@@ -4,8 +4,6 @@ import os
 import platform
 from importlib.metadata import version
 
-__all__ = ["machine", "page"]
-
 HEAD = """\
 # Benchmarks
 

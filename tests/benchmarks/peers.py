@@ -14,8 +14,6 @@ from pathlib import Path
 
 from harness import Spent
 
-__all__ = ["PEERS", "QUIET", "Peer", "make_peer_environment", "peer_python"]
-
 ROOT = Path(__file__).parents[2]
 PEERS = Path(__file__).with_name("peers")
 UNUSED = ("torchvision", "torchaudio", "torchcodec")
@@ -51,21 +49,13 @@ class Peer:
 
     @classmethod
     @contextmanager
-    def started(
-        cls, command: Sequence[object], errors: Path, **environment: str
-    ) -> Iterator["Peer"]:
-        """Starts it; it ends with the block.
-
-        Args:
-            command: the program.
-            errors: where it writes what it has to complain of.
-            environment: variables beside our own.
-        """
+    def started(cls, command: Sequence[object], errors: Path) -> Iterator["Peer"]:
+        """Starts it; it ends with the block. In the file `errors` is what it complains of."""
         inherited = {name: value for name, value in os.environ.items() if name not in RANKS}
         with errors.open("w") as log:
             process = subprocess.Popen(
                 [str(part) for part in command],
-                env={**inherited, **QUIET, **environment},
+                env={**inherited, **QUIET},
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,

@@ -31,8 +31,6 @@ from rlx.model import Policy, build_policy
 from rlx.plan import read_spec
 from rlx.spec import TurnSpec, TwoLevel, TwoTurnRolloutSpec
 
-__all__ = ["smollm2_grpo_step", "smollm2_rlcr_step"]
-
 ROOT = Path(__file__).parents[2]
 WORDS = ROOT / "experiments" / "smollm2" / "train.jsonl"
 TRL = "TRL 1.16 GRPOTrainer, its output layer at every position, as on every CPU"

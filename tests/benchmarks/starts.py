@@ -22,8 +22,6 @@ from rlx.home import RunFolder
 from rlx.launch import list_live_ranks
 from rlx.progress import read_progress
 
-__all__ = ["start_cpu_seconds", "verb_cpu_ratios"]
-
 ROOT = Path(__file__).parents[2]
 ROUNDS = 3
 LOOK = 0.05

@@ -28,8 +28,6 @@ from rlx.seeding import derive_seed
 from rlx.spec import EnvironmentRolloutSpec
 from rlx.stopwatch import Clock
 
-__all__ = ["Waiting", "measure_waiting"]
-
 PROBLEMS, COUNT, TURNS = 8, 8, 10
 USUAL, SLOW = 1.0, 10.0
 PER_BATCH, PER_TURN = 0.2, 0.01

@@ -12,7 +12,7 @@ from rich.text import Text
 from rlx.cli import main
 from rlx.cli.console import open_console
 from rlx.cli.output import format_json, print_report, print_text
-from rlx.cli.progress import ProgressDisplay, open_progress
+from rlx.cli.progress import ProgressDisplay
 from rlx.cli.tables import print_table
 
 EVIL = "[/INST][bold]x[/bold]:smile:\x1b[31m\x00\u202e\x7f\x9b"
@@ -112,10 +112,3 @@ def test_progress_without_a_terminal_is_lines_with_the_time(capsys):
     assert all(re.match(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d  ", line) for line in lines)
     assert "warm start  0/2  loss 0" in lines[0] and "warm start  2/2  in 00:0" in lines[1]
     assert SHOWN in lines[2]
-
-
-def test_short_work_prints_no_progress_without_a_terminal(capsys):
-    with open_progress("scoring", "lines") as show:
-        for done in range(4):
-            show(done)
-    assert capsys.readouterr().err == ""

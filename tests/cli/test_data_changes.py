@@ -15,7 +15,7 @@ from rlx.launch import rank
 from rlx.launch.rank import KERNELS
 from rlx_gyms.verifiers import VerifiersTask
 from rlx_plugins.dataset import Dataset
-from rlx_registry import Registry, find_changed_plugins
+from rlx_registry import find_changed_plugins
 
 MINE = """
 name: mine
@@ -94,7 +94,7 @@ phases:
 """
 
 
-def test_data_of_a_phase_are_part_of_what_was_run_too(files, capsys):
+def test_data_of_a_phase_are_part_of_what_was_run_too(registry, files, capsys):
     (files / "mine.yaml").write_text(MINE.split("phases:")[0] + PHASES)
     write("hard.jsonl", "12345")
     assert "r-0001" in submit(capsys).out
@@ -103,8 +103,7 @@ def test_data_of_a_phase_are_part_of_what_was_run_too(files, capsys):
     new = "".join(submit(capsys))
     assert "r-0002" in new and "dataset changed since r-0001" in new
     write("hard.jsonl", "12345")
-    with Registry.open(f"sqlite:///{files}/home/registry.db") as registry:
-        assert registry.transition("r-0002", {"queued"}, "stopped")
+    assert registry.transition("r-0002", {"queued"}, "stopped")
     assert main(["resume", "r-0002", "--detach"]) == 2
     said = " ".join(capsys.readouterr().err.split())
     assert "train hard.jsonl was 5 records with digest" in said
@@ -125,12 +124,10 @@ def test_validate_says_which_data_are_missing(files, capsys):
     assert "questions.jsonl" in said and "mine.yaml:4:" in said
 
 
-def test_a_run_does_not_go_on_with_other_data(files, capsys):
+def test_a_run_does_not_go_on_with_other_data(registry, files, capsys):
     submit(capsys)
-    with Registry.open(f"sqlite:///{files}/home/registry.db") as registry:
-        assert registry.transition("r-0001", {"queued"}, "stopped")
+    assert registry.transition("r-0001", {"queued"}, "stopped")
     write("questions.jsonl", "12345")
-    capsys.readouterr()
     assert main(["resume", "r-0001", "--detach"]) == 2
     said = " ".join(capsys.readouterr().err.split())
     assert (

@@ -7,16 +7,9 @@ import pytest
 
 from rlx.cli import main
 
-EXPERIMENTS = Path(__file__).parents[2] / "experiments"
-RLCR = EXPERIMENTS / "rlcr.yaml"
+RLCR = Path(__file__).parents[2] / "experiments" / "rlcr.yaml"
 
-
-@pytest.fixture(autouse=True)
-def home(tmp_path, monkeypatch):
-    monkeypatch.setenv("RLX_HOME", str(tmp_path / "home"))
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
+pytestmark = pytest.mark.usefixtures("folder")
 
 
 def differences(capsys, *names):
@@ -32,16 +25,6 @@ def queued(capsys, *overrides):
     sets = [f"--set={o}" for o in ("tracking.mlflow=null", *overrides)]
     assert main(["submit", str(RLCR), "-q", "--queue", *sets]) == 0
     return capsys.readouterr().out.strip()
-
-
-def test_a_file_is_like_itself(capsys):
-    assert not any(differences(capsys, RLCR, RLCR).values())
-    capsys.readouterr()
-    assert main(["compare", "--diff", str(RLCR), str(RLCR)]) == 0
-    assert capsys.readouterr().out.splitlines() == [
-        f"{section}: the same"
-        for section in ("seed", "spec", "plugins", "data", "code", "environment")
-    ]
 
 
 def test_two_runs_and_the_file_that_they_came_from(capsys):

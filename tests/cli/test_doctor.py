@@ -10,12 +10,10 @@ from rlx.cli import main
 
 
 @pytest.fixture(autouse=True)
-def folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("RLX_HOME", raising=False)
-    monkeypatch.delenv("RLX_REGISTRY", raising=False)
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    return tmp_path
+def folder(folder, monkeypatch):
+    """Whose home is the one that nobody has named."""
+    monkeypatch.delenv("RLX_HOME")
+    return folder
 
 
 def found(capsys):

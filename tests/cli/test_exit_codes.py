@@ -2,14 +2,13 @@
 
 import json
 import os
-import signal
 import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from patience import LIMIT, find_free_port
+from patience import LIMIT
 from submissions import submit
 
 from rlx.cli import main
@@ -22,16 +21,12 @@ MAIN = "import sys; from rlx.cli import main; sys.exit(main())"
 
 
 @pytest.fixture
-def folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    for name in [name for name in os.environ if name.startswith("RLX_")]:
-        monkeypatch.delenv(name)
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+def folder(folder, monkeypatch):
     monkeypatch.setenv("RLX_HOME", "home")
-    (tmp_path / "wrong.yaml").write_text("nmae: x\n")
-    (tmp_path / "file").write_text("")
-    (tmp_path / "data.db").write_bytes(b"SQLite format 3\0" + b"junk" * 500)
-    return tmp_path
+    (folder / "wrong.yaml").write_text("nmae: x\n")
+    (folder / "file").write_text("")
+    (folder / "data.db").write_bytes(b"SQLite format 3\0" + b"junk" * 500)
+    return folder
 
 
 @pytest.fixture
@@ -47,17 +42,6 @@ def rlx(folder, monkeypatch, capsys):
         return code, out, err
 
     return call
-
-
-def begin(folder, *arguments):
-    return subprocess.Popen(
-        [sys.executable, "-c", MAIN, *map(str, arguments)],
-        cwd=folder,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
 
 
 def recorded(folder, **payload):
@@ -171,23 +155,6 @@ def test_a_taken_port_is_named(folder, rlx):
     assert err.splitlines(keepends=True)[-1] == (
         f"error: port {port} on 127.0.0.1 is in use; choose another with --port\n"
     )
-
-
-def test_interrupts_end_what_waits_with_130(folder):
-    with Registry.open(f"sqlite:///{folder}/home/registry.db") as registry:
-        run = submit(registry)
-        registry.update_run(run.id, directory=folder)
-        (folder / "run.log").write_text("begun\n")
-        port = find_free_port()
-        following = begin(folder, "logs", "-f")
-        serving = begin(folder, "web", "--port", port)
-        assert following.stdout.readline() == "begun\n"
-        assert f"127.0.0.1:{port}" in serving.stderr.readline()
-        for process in (following, serving):
-            process.send_signal(signal.SIGINT)
-            _, err = process.communicate(timeout=LIMIT)
-            assert process.returncode == 130
-            assert "Traceback" not in err
 
 
 ASKING = """

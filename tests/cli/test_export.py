@@ -14,7 +14,6 @@ from rlx.record.recorder import Recorder
 from rlx.record.rollouts import TrainedRows
 from rlx.reward import RewardEntry, RewardTable
 from rlx.rollout import NO_PARENT, RolloutTree, Segment, build_piece_splitter
-from rlx_registry import Registry
 
 pytestmark = pytest.mark.usefixtures("folder")
 
@@ -95,32 +94,21 @@ def trained(trees):
 
 
 @pytest.fixture
-def record(folder):
+def record(registry, folder):
     """Records one step of a run; returns the batch."""
 
-    def make(tree, table, *, keep_bodies=True):
+    def make(tree, table):
         batch, rows = trained([tree])
-        with Registry.open(f"sqlite:///{folder}/home/registry.db") as registry:
-            rollouts = "all" if keep_bodies else "none"
-            run = submit(registry, spec={"tracking": {"rollouts": rollouts}})
-            root = folder / "home" / "runs" / run.id
-            (root / "rollouts").mkdir(parents=True)
-            registry.update_run(run.id, directory=root)
-            recorder = Recorder(registry, run.id, keep_bodies=keep_bodies)
-            recorder.step(
-                1,
-                {},
-                [tree],
-                table,
-                rows,
-                {"phase": "main"},
-                root / "rollouts" / "step_1.parquet",
-                pieces=build_piece_splitter(None),
-            )
-            recorder.finish_step()
+        run = submit(registry, spec={"tracking": {"rollouts": "all"}})
+        root = folder / "home" / "runs" / run.id
+        (root / "rollouts").mkdir(parents=True)
+        registry.update_run(run.id, directory=root)
+        recorder = Recorder(registry, run.id, keep_bodies=True)
+        file, pieces = root / "rollouts" / "step_1.parquet", build_piece_splitter(None)
+        recorder.step(1, {}, [tree], table, rows, {"phase": "main"}, file, pieces=pieces)
+        recorder.finish_step()
         return batch
 
-    (folder / "home").mkdir()
     return make
 
 

@@ -5,6 +5,7 @@ import os
 
 import pytest
 from stored_home import unpack_home
+from submissions import submit
 
 from rlx.cli import main
 from rlx_registry import NotFoundError, Registry
@@ -18,10 +19,7 @@ def home(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with Registry.open(f"sqlite:///{path}/registry.db") as registry:
         run = registry.run("r-0001")
-        registry.submit(
-            digest="d", seed=7, name="waiting", spec=run.spec, yaml=run.yaml, plugins=run.plugins,
-            code={}, environment={}, queue=True,
-        )  # fmt: skip
+        submit(registry, seed=7, name="waiting", spec=run.spec, queue=True)
     return path
 
 
@@ -111,10 +109,7 @@ def test_a_long_list_is_cut_and_says_so(home, capsys):
     with Registry.open(f"sqlite:///{home}/registry.db") as registry, registry.write_atomically():
         run = registry.run("r-0001")
         for seed in range(100, 150):
-            registry.submit(
-                digest="d", seed=seed, name="many", spec=run.spec, yaml=run.yaml, plugins=[],
-                code={}, environment={}, queue=True,
-            )  # fmt: skip
+            submit(registry, seed=seed, name="many", spec=run.spec, queue=True)
 
     def shown(*arguments):
         assert main(["runs", *arguments]) == 0

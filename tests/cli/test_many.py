@@ -37,14 +37,6 @@ def test_a_group_has_an_end(url, arguments, capsys):
     assert "a group has at most 10000" in capsys.readouterr().err
 
 
-@pytest.fixture
-def url(tmp_path, monkeypatch):
-    monkeypatch.setenv("RLX_HOME", str(tmp_path / "home"))
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    monkeypatch.chdir(tmp_path)
-    return f"sqlite:///{tmp_path}/home/registry.db"
-
-
 def test_a_group_is_recorded_once(url, capsys):
     command = ["submit", str(RLCR), "--seeds", "0..1", *GRID, "--queue"]
     assert main(command) == 0

@@ -99,16 +99,6 @@ def test_every_experiment_is_planned(planned, subtests):
             )
 
 
-def test_tables_for_people(shown):
-    code, out, err = shown(RLCR, "--set", "phases=[{name: all, steps: 2}]", "--row", "5")
-    assert code == 0, err
-    for said in ("phase all  2 steps", "row 5", "<confidence>", "groups", "tokens per step"):
-        assert said in out
-    assert "\nrow 0 " not in out and "\x1b" not in out
-    assert "\x1b[" in shown(RLCR, "--row", "5", FORCE_COLOR="1")[1]
-    assert "\x1b[3" not in shown(RLCR, FORCE_COLOR="1", NO_COLOR="1")[1]
-
-
 def test_the_verdict_comes_first(shown):
     code, out, _ = shown(RLCR, COLUMNS="80")
     lines = out.splitlines()
@@ -127,8 +117,6 @@ def test_an_experiment_without_signal_cannot_learn(shown):
 def test_what_is_refused(shown):
     for argument, said in (
         ("--row=999", "--row 999: there are rows 0 to"),
-        ("--rows=some", "Invalid value"),
-        ("--set=rollout.confidence.template='<confidence>'", "never closes it"),
         ("--set=rollout.answer.spans=[think, answr]", "did you mean 'answer'?"),
     ):
         code, _, err = shown(RLCR, argument)

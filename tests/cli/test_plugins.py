@@ -2,16 +2,13 @@
 
 import json
 from pathlib import Path
-from typing import Annotated, Literal
 
 import pytest
 from guests import installed
-from pydantic import Field, TypeAdapter
 
 from rlx.cli import main
-from rlx.cli.plugins import _describe_schema
 
-ROOT = Path(__file__).parents[2]
+pytestmark = pytest.mark.usefixtures("folder")
 MODULE = '''
 from typing import Annotated, ClassVar, Literal
 from pydantic import BaseModel, ConfigDict, Field
@@ -63,14 +60,9 @@ countdown = page_guest:countdown
 
 
 @pytest.fixture
-def guest(tmp_path, monkeypatch):
-    with installed(tmp_path, monkeypatch, "rlx-page-guest", POINTS, page_guest=MODULE):
+def guest(folder, monkeypatch):
+    with installed(folder, monkeypatch, "rlx-page-guest", POINTS, page_guest=MODULE):
         yield
-
-
-@pytest.fixture(autouse=True)
-def here(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
 
 
 def lines(capsys):

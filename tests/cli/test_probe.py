@@ -6,7 +6,7 @@ import pytest
 from submissions import submit
 
 from rlx.cli import main
-from rlx_registry import Registry
+from rlx.plan import read_spec
 
 EXPERIMENT = Path(__file__).parents[2] / "experiments" / "countdown_probe.yaml"
 
@@ -15,21 +15,14 @@ pytestmark = pytest.mark.usefixtures("folder")
 
 
 @pytest.fixture
-def run(folder):
+def run(registry, folder):
     """A run that has been submitted, and nothing more."""
-    from rlx.plan import read_spec
-
     read = read_spec(EXPERIMENT)
-    with Registry.open(f"sqlite:///{folder}/home/registry.db") as registry:
-        run = submit(
-            registry,
-            digest=read.spec.digest,
-            spec=read.spec.dump_resolved(),
-            yaml=read.document.whole_text,
-        )
-        root = folder / "home" / "runs" / run.id
-        root.mkdir(parents=True)
-        registry.update_run(run.id, directory=root)
+    described = {"digest": read.spec.digest, "spec": read.spec.dump_resolved()}
+    run = submit(registry, **described, yaml=read.document.whole_text)
+    root = folder / "home" / "runs" / run.id
+    root.mkdir(parents=True)
+    registry.update_run(run.id, directory=root)
     return root
 
 
@@ -42,10 +35,9 @@ def test_a_run_that_has_exported_nothing_says_why(run, capsys):
     assert "r-0001 has not exported a model: it is submitted" in refused(capsys, "latest")
 
 
-def test_a_finished_run_whose_model_is_gone(run, folder, capsys):
-    with Registry.open(f"sqlite:///{folder}/home/registry.db") as registry:
-        registry.transition("r-0001", {"submitted"}, "running")
-        registry.transition("r-0001", {"running"}, "finished")
+def test_a_finished_run_whose_model_is_gone(run, registry, capsys):
+    registry.transition("r-0001", {"submitted"}, "running")
+    registry.transition("r-0001", {"running"}, "finished")
     assert main(["eval", "--probe", "latest"]) == 4
     assert "home/runs/r-0001/model is gone" in capsys.readouterr().err
 
@@ -59,8 +51,6 @@ def test_a_folder_needs_an_experiment_and_an_experiment_a_folder(run, capsys):
     ("arguments", "said"),
     [
         (["--set", "task.operators=+"], "a run is probed as it was trained"),
-        (["--set", "probe.span=plan"], "rollout.answer.spans has think, answer"),
-        (["--set", "probe.sample=3"], "did you mean"),
         (["--samples", "0"], "--samples"),
         (["--scheme", "early"], "early_answering"),
         (["--at", "0"], "--at is not for --probe"),

@@ -27,17 +27,6 @@ ROW = {
 pytestmark = pytest.mark.usefixtures("folder")
 
 
-@pytest.fixture
-def url(folder):
-    return f"sqlite:///{folder}/home/registry.db"
-
-
-@pytest.fixture
-def registry(url):
-    with Registry.open(url) as opened:
-        yield opened
-
-
 def submitted(registry, folder, rollouts="all", name="n", **spec):
     run = submit(
         registry, digest=name, name=name, spec={"tracking": {"rollouts": rollouts}, **spec}
@@ -221,25 +210,3 @@ def test_status_says_that_steps_gave_no_gradient(registry, folder, capsys, learn
     assert (said in capsys.readouterr().out) == (idle >= IDLE_STEPS or not learned)
     assert main(["status", run_id, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["steps_without_gradient"] == idle
-
-
-def test_the_columns_of_runs_are_what_runs_recorded(registry, folder, capsys):
-    for name, metrics in (("plain", {"accuracy": 0.5}), ("sure", {"accuracy": 0.5, "brier": 0.25})):
-        run_id = submitted(registry, folder, name=name)
-        registry.results.add_metrics(run_id, 3, {"score/total_score": 0.75})
-        registry.results.add_evaluation(run_id, 3, "after", "held_out", 8, metrics)
-    submitted(registry, folder, name="new")
-
-    def read_table(*arguments):
-        capsys.readouterr()
-        assert main(["runs", *arguments]) == 0
-        head, *rows = capsys.readouterr().out.splitlines()
-        return head.split()[4:-1], [row.split()[5:-2] for row in rows]
-
-    figures = ["STEP", "REWARD", "ACCURACY"]
-    assert read_table() == (
-        [*figures, "BRIER"],
-        [[], ["0.750", "0.500", "0.250"], ["0.750", "0.500"]],
-    )
-    assert read_table("--name", "plain") == (figures, [["0.750", "0.500"]])
-    assert read_table("--name", "new") == (["STEP"], [[]])

@@ -3,7 +3,6 @@
 import json
 import subprocess
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -11,7 +10,6 @@ from guests import installed
 
 from rlx.cli import main
 
-CASES = Path(__file__).parents[1] / "golden" / "countdown_cases.jsonl"
 MAIN = "import sys; from rlx.cli import main; sys.exit(main())"
 GUEST = '''
 import time
@@ -92,23 +90,6 @@ def scored(done):
     return [json.loads(line) for line in done.stdout.split(b"\n") if line]
 
 
-def test_every_known_case_gets_what_is_expected(folder, rlx):
-    cases = [json.loads(line) for line in CASES.read_bytes().split(b"\n") if line]
-    done = rlx("--reward", "countdown", CASES, "--json")
-    assert done.returncode == 0
-    got = scored(done)
-    # Right by operators that no prompt offers, or within a tolerance: the default has neither.
-    wrong = {"cd074", "cd082", "cd084", "cd086", "cd087"}
-    wanted = [(c["id"], 0.1 if c["id"] in wrong else c["expected"]) for c in cases]
-    assert [(g["id"], g["score"]) for g in got] == wanted
-    assert [g["line"] for g in got] == list(range(1, len(cases) + 1))
-    assert {g["status"] for g in got} == {"scored"}
-    assert all("format_lost_to_lastline" in g["parts"] for g in got)
-    assert {g["reason"] is None for g in got if g["score"] == 1.0} == {True}
-    assert b"60 scored, 0 absent; mean score 0.33; " in done.stderr
-    assert b" lines/s" in done.stderr
-
-
 def test_what_cannot_be_scored_stops_nothing(folder, rlx):
     deep = "[" * 100_000
     long = '{"response": "x", "n": ' + "9" * 5000 + "}"
@@ -137,7 +118,7 @@ def test_what_cannot_be_scored_stops_nothing(folder, rlx):
     assert {(g["score"], g["status"]) for g in got[1::2]} == {(None, "absent")}
     for each, (_, reason) in zip(got[1::2], broken, strict=True):
         assert reason in each["reason"]
-    assert f"{len(broken)} scored, {len(broken)} absent".encode() in done.stderr
+    assert f"{len(broken)} scored, {len(broken)} absent; mean score 0.5; ".encode() in done.stderr
 
 
 def test_fields_flat_or_nested_and_empty_lines(folder, rlx):

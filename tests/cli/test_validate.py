@@ -42,14 +42,12 @@ cli.broken = cli_missing:gone
 
 
 @pytest.fixture(autouse=True)
-def guest(tmp_path, monkeypatch):
-    (tmp_path / "good.yaml").write_text(GOOD)
-    (tmp_path / "typo.yaml").write_text(GOOD.replace("steps", "stps"))
-    (tmp_path / "nobody.yaml").write_text(GOOD.replace("cli.sums", "cli.sms"))
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("RLX_HOME", str(tmp_path / "home"))
+def guest(folder, monkeypatch):
+    (folder / "good.yaml").write_text(GOOD)
+    (folder / "typo.yaml").write_text(GOOD.replace("steps", "stps"))
+    (folder / "nobody.yaml").write_text(GOOD.replace("cli.sums", "cli.sms"))
     monkeypatch.delenv("RLX_DEBUG", raising=False)
-    with installed(tmp_path, monkeypatch, "rlx-cli-guest", POINTS, cli_guest=MODULE):
+    with installed(folder, monkeypatch, "rlx-cli-guest", POINTS, cli_guest=MODULE):
         yield
 
 

@@ -3,8 +3,6 @@
 import json
 from typing import Any
 
-__all__ = ["parse_figure", "print_figure"]
-
 
 def print_figure(name: str, /, **figures: Any) -> None:
     """Prints one figure, by its name."""

@@ -7,8 +7,6 @@ from figures import print_figure
 from rlx.api import Run
 from rlx.errors import RlxError
 
-__all__ = ["follow_run"]
-
 EVERY = 2.0
 """Seconds between two looks."""
 WANTED = ("perf/", "sampler/", "train/", "rewards/")

@@ -15,8 +15,6 @@ from figures import parse_figure
 
 from rlx.descendants import kill_descendants
 
-__all__ = ["LONGEST", "LONGEST_REHEARSAL", "Part", "PartFailedError", "PartSkippedError", "Result"]
-
 TESTS = Path(__file__).parents[1]
 LONGEST = 480.0
 """Seconds that one part may take, all its commands together."""
@@ -51,7 +49,7 @@ class Part:
     """
 
     def __init__(
-        self, device: str, result: Result, write: Callable[[], None], longest: float = LONGEST
+        self, device: str, result: Result, write: Callable[[], None], longest: float
     ) -> None:
         self.device = device
         self._result = result
@@ -64,11 +62,11 @@ class Part:
         self._result.setdefault("figures", {})[name] = figures
         self._write()
 
-    def run_script(self, name: str, *arguments: str, **environment: str) -> str:
+    def run_script(self, name: str, *arguments: str) -> str:
         """Runs a script of this folder; see `run`."""
-        return self.run([sys.executable, "-m", f"gpu.{name}", *arguments], **environment)
+        return self.run([sys.executable, "-m", f"gpu.{name}", *arguments])
 
-    def run(self, command: list[str], **environment: str) -> str:
+    def run(self, command: list[str]) -> str:
         """Runs a command to its end, and keeps every figure that it prints.
 
         Returns:
@@ -84,7 +82,6 @@ class Part:
             "RLX_TEST_DEVICE": self.device,
             "PYTHONPATH": os.pathsep.join(paths),
             **({"HF_HUB_OFFLINE": "1"} if self.device == "cuda" else {}),
-            **environment,
         }
         said, late = "", threading.Event()
         with tempfile.TemporaryFile() as errors:

@@ -15,8 +15,6 @@ from random_model import write_qwen
 import rlx
 from rlx.api import Experiment
 
-__all__ = ["EXPERIMENTS", "PRETRAINED", "open_profile"]
-
 EXPERIMENTS = Path(__file__).parents[2] / "experiments"
 PRETRAINED = ("smollm2_grpo", "smollm2_rlcr")
 """Experiments that run as they are, with the model that experiments/smollm2/fetch.py fetches."""

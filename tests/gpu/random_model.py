@@ -13,8 +13,6 @@ from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
 from rlx.plan.memory import KNOWN, ModelShape
 
-__all__ = ["SHAPES", "build_qwen", "build_tokenizer", "write_qwen"]
-
 LARGE = KNOWN["Qwen/Qwen2.5-1.5B"]
 SHAPES = {
     "1.5b": LARGE,

@@ -12,7 +12,6 @@ from shown import shown
 
 from rlx_registry import Registry, read_body, write_body
 from rlx_web.pages.credit import CHANNELS
-from rlx_web.text import get_heat_class
 
 STEP = "/runs/r-0001/rollouts/3"
 ROWS = list(range(11))
@@ -65,22 +64,6 @@ def check_tokens(lines, tree, row):
             assert line["drift"] == line["old_logprobs"] - line["behaviour"]
         else:
             assert "drift" not in line
-
-
-def test_the_page_has_a_box_and_a_colour_for_every_token(plain):
-    data, page = plain.twin(f"{STEP}/0"), plain.page(f"{STEP}/0")
-    boxes = [dict(said) for _, tag, said in page.shape if tag == "span" and dict(said).get("id")]
-    boxes = [box for box in boxes if box["id"].startswith("t")]
-    assert [box["id"] for box in boxes] == [f"t{line['position']}" for line in data["lines"]]
-    for box, line in zip(boxes, data["lines"], strict=True):
-        words = box["class"].split()
-        assert words[:2] == ["tok", line["author"]]
-        assert ("learns" in words) == line["learns"]
-        shade = get_heat_class(line.get("advantages"), data["channels"], "advantages")
-        assert words[-1] == shade if shade else not any(w[1:].isdigit() for w in words)
-    assert [v for t, n, v in page.attributes if (t, n) == ("option", "value")] == [
-        channel["name"] for channel in data["channels"]
-    ]
 
 
 def test_what_its_advantage_starts_from(plain, known):

@@ -1,12 +1,9 @@
 """The page of one run: how it stands, its curves, what was evaluated, what it was."""
 
-import json
-
 import pytest
 from shown import submit
 
 from rlx.record.recorder import Recorder
-from rlx_web.pages.sections import CHARTS, build_metric_sections
 
 RUN = "/runs/r-0002"
 
@@ -44,20 +41,17 @@ def test_the_time_left_is_that_of_the_last_steps(empty, registry):
 def test_steps_without_a_gradient_are_a_warning(empty, registry):
     run = submit(registry, status="running")
     shares = {"rollout/zero_signal_answer": 1.0, "train/grad_norm": 0.0}
-    said = "No gradient: the last 5 steps changed nothing"
     registry.results.add_metrics(run, 1, {**shares, "rollout/zero_signal_answer": 0.5})
     registry.update_run(run, step=1)
+    assert ("p", "hidden", None) in empty.page("/runs/1").attributes
     for step in range(2, 7):
-        assert empty.twin("/runs/1")["idle_steps"] == 0
-        assert ("p", "hidden", None) in empty.page("/runs/1").attributes
         registry.results.add_metrics(run, step, shares)
         registry.update_run(run, step=step)
     assert empty.twin("/runs/1")["idle_steps"] == 5
     page = empty.page("/runs/1")
-    assert said in page.cells() and ("p", "hidden", None) not in page.attributes
+    assert "No gradient: the last 5 steps changed nothing" in page.cells()
+    assert ("p", "hidden", None) not in page.attributes
     assert empty.get("/runs/1/live.json").json()["idle_steps"] == 5
-    registry.results.add_metrics(run, 6, {**shares, "train/grad_norm": 0.5})
-    assert empty.twin("/runs/1")["idle_steps"] == 0
 
 
 def test_a_warm_start_shows_its_loss_and_how_far_it_is(empty, registry):
@@ -88,25 +82,6 @@ def test_every_metric_is_drawn_once_under_its_section(plain, known):
         assert title in page.text
 
 
-def test_sections_have_the_order_of_the_issue():
-    wanted = {
-        "Reward": ["rewards/accuracy/mean", "train/reward_answer", "train/reward"],
-        "Length and truncation": ["rollout/len_answer", "rollout/truncated_answer"],
-        "Groups without signal": ["rollout/zero_signal_answer"],
-        "Policy": ["train/entropy", "train/kl", "train/clip_frac", "train/grad_norm"],
-        "Calibration": ["eval/held_out/brier", "calibration/brier"],
-        "Speed": ["perf/step_s", "perf/tokens_per_s"],
-    }
-    found = build_metric_sections([name for names in reversed(wanted.values()) for name in names])
-    order = list(dict.fromkeys(section for section, _, _ in CHARTS))
-    assert [s["title"] for s in found] == list(wanted) == order[:6]
-    for section in found:
-        drawn = [name for chart in section["charts"] for name, _ in chart["curves"]]
-        assert sorted(drawn) == sorted(wanted[section["title"]])
-    seconds = next(c for s in found for c in s["charts"] if c["title"] == "seconds of a step")
-    assert [name for name, _ in seconds["curves"]] == ["perf/step_s"]
-
-
 def test_evaluations_stand_side_by_side_with_what_training_changed(plain):
     table, probe = plain.twin(RUN)["evaluations"]
     assert (probe["suite"], [c["n"] for c in probe["columns"]]) == ("probe/plain", [6])
@@ -123,12 +98,9 @@ def test_evaluations_stand_side_by_side_with_what_training_changed(plain):
         [pytest.approx(0.525), pytest.approx(0.725)],
     ]
     assert rows["brier"]["intervals"] == [None, None]
-    assert [b["label"] for b in table["bins"]] == ["before", "after"]
     page = plain.page(RUN)
     for said in ("accuracy 0.25 0.15 – 0.35 0.625 0.525 – 0.725 +0.375", "Brier score 0.2 0.2 +0"):
         assert said in page.cells()
-    assert page.values("class").count("reliability") == 2
-    assert page.values("class").count("share") == 2, "a tenth without answers has no bar"
     assert "9 answers, 0.8 stated, 0.75 right" in page.text
 
 
@@ -186,17 +158,6 @@ def test_what_a_page_has_not_seen_yet(empty, registry):
     nothing = empty.get(f"/runs/1/live.json?after={live['seq']}&event=999").json()
     assert (nothing["points"], nothing["events"]) == ({}, [])
     assert nothing["seq"] == live["seq"]
-
-
-def test_a_lone_surrogate_breaks_neither_page(empty, registry):
-    run = submit(registry)
-    registry.results.add_event(run, "k", "m", {"text": "\ud800"})
-    assert empty.twin("/runs/1")["events"][-1]["payload"] == {"text": "\ud800"}
-    registry.results.add_evaluation(
-        run, 5, "after", "held_out", 9, {"\ud800": "\udfff", "accuracy": 0.5}
-    )
-    assert "⟨U+D800⟩" in empty.page("/runs/1").text
-    assert json.dumps(empty.twin("/runs/1")["evaluations"])
 
 
 def test_a_run_begins_with_whether_it_learns(empty, registry):
