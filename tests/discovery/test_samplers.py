@@ -103,16 +103,10 @@ def read(sampler):
 def test_yaml_names_it_and_a_stored_spec_reads_back():
     spec = read("{engine: echo, token: 9, window: {start: 2}, stops: [a]}")
     stored = spec.dump_resolved()
-    assert stored["sampler"] == {
-        "engine": "echo",
-        "max_rows": 512,
-        "token": 9,
-        "window": {"start": 2},
-        "stops": ["a"],
-    }
+    given = {"engine": "echo", "token": 9, "window": {"start": 2}, "stops": ["a"]}
+    assert stored["sampler"] == {**given, "max_rows": 512}
     again = ExperimentSpec.model_validate_json(json.dumps(stored), strict=True)
     assert again == spec and again.digest == spec.digest
-    assert ExperimentSpec.model_validate(stored).sampler == spec.sampler
     assert spec.digest != read("{engine: echo, token: 8}").digest
 
 
@@ -127,11 +121,7 @@ def test_a_run_records_where_it_comes_from_and_rlxs_own_come_with_rlx():
 @each_row(
     ("value", "says", "code"),
     [
-        (
-            "{engine: ehco}",
-            "must be 'transformers' or 'vllm' or .*did you mean 'echo'",
-            2,
-        ),
+        ("{engine: ehco}", "must be 'transformers' or 'vllm' or .*did you mean 'echo'", 2),
         ("{engine: 3}", "'sampler.engine' must be 'transformers'", 2),
         ("echo", "'sampler' must be a mapping", 2),
         ("{engine: echo, tokne: 1}", "unknown key 'sampler.tokne'.*did you mean 'token'", 2),

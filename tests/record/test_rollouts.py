@@ -1,13 +1,10 @@
 """A step's body comes back from disk bit for bit, and its index agrees with it."""
 
-import json
 import math
 import struct
 
-import numpy as np
 import pyarrow as pa
 import pytest
-import sampled
 import torch
 from submissions import submit
 
@@ -27,7 +24,7 @@ from rlx.record.rollouts import (
 )
 from rlx.reward import RewardEntry, RewardTable
 from rlx.rollout import NO_PARENT, RolloutTree, Segment, Span
-from rlx_registry import Registry, read_body, read_trees, write_body
+from rlx_registry import Registry, read_body, write_body
 
 
 def float32(value):
@@ -117,6 +114,10 @@ def rows_of_step(batch, tokens, scores=None):
     return TrainedRows(places, batch.group_ids, batch.is_own, tokens, scores or {})
 
 
+def spell(ids):
+    return [f"<{i}>" if i != 9 else "\ud800" for i in ids]
+
+
 def bits(values):
     return torch.tensor(values, dtype=torch.float32).view(torch.int32).tolist()
 
@@ -169,8 +170,7 @@ def test_a_step_is_read_back_as_it_was(tmp_path, without):
 def test_the_texts_of_tokens_are_kept_beside_what_sums_need():
     trees = grown()
     *_, rows = trained(trees)
-    pieces = lambda ids: [f"<{i}>" if i != 9 else "\ud800" for i in ids]  # noqa: E731
-    table = rollout_table(trees, scored(), rows, pieces=pieces)
+    table = rollout_table(trees, scored(), rows, pieces=spell)
     for tree, said in zip(trees, table["pieces"].to_pylist(), strict=True):
         for segment, texts in zip(tree.segments, said, strict=True):
             assert texts == ["\ufffd" if i == 9 else f"<{i}>" for i in segment.token_ids]
@@ -178,11 +178,11 @@ def test_the_texts_of_tokens_are_kept_beside_what_sums_need():
 
 
 def test_parts_of_a_large_step_do_not_show_in_its_file(tmp_path, monkeypatch):
-    trees, rewards, rows = sampled.sampled(40, 30, np.random.default_rng(0))
-    assert len(trees) == 5
+    trees = [*grown(), *grown(), grown()[0]]
+    *_, rows = trained(trees)
 
     def write(name):
-        table = rollouts.rollout_table(trees, rewards, rows, pieces=sampled.pieces)
+        table = rollouts.rollout_table(trees, scored(), rows, pieces=spell)
         return write_body(tmp_path / name, table)
 
     whole = write("whole")
@@ -225,37 +225,6 @@ def test_a_stream_that_an_earlier_version_did_not_know_is_read_as_missing():
 # The index ----------------------------------------------------------------------------------------
 
 
-def rename_field(kind, old, new):
-    """A type of Arrow in which fields called `old` are called `new`."""
-    if pa.types.is_list(kind):
-        return pa.list_(rename_field(kind.value_type, old, new))
-    if not pa.types.is_struct(kind):
-        return kind
-    return pa.struct(
-        [(new if f.name == old else f.name, rename_field(f.type, old, new)) for f in kind]
-    )
-
-
-def test_a_score_is_read_under_the_name_that_earlier_versions_gave_it(tmp_path):
-    trees = grown()
-    batch, _, _, rows = trained(trees)
-    sums = {"masked_return_sum": torch.arange(len(batch.rows)) + 0.1}
-    rows = rows_of_step(batch, rows.tokens, sums)
-    body = rollout_table(trees, scored(), rows)
-    index = body.schema.get_field_index("rows")
-    texts = json.dumps(body["rows"].to_pylist()).replace("masked_return_sum", "seed_returns_score")
-    kind = rename_field(body.schema.field("rows").type, "masked_return_sum", "seed_returns_score")
-    old = body.set_column(index, pa.field("rows", kind), pa.array(json.loads(texts), kind))
-    digest, _ = write_body(tmp_path / "old", old)
-    scores = read_step(read_body(tmp_path / "old")).rows.scores
-    assert scores["masked_return_sum"].tolist() == sums["masked_return_sum"].tolist()
-    write_body(tmp_path / "new", body)
-    numbers = range(len(trees))
-    assert read_trees(tmp_path / "old", digest, numbers) == read_trees(
-        tmp_path / "new", None, numbers
-    )
-
-
 def test_the_index_says_what_lists_and_filters_need():
     trees = grown()
     batch, mask, (_, advantages, _), rows = trained(trees)
@@ -279,33 +248,39 @@ def test_the_index_says_what_lists_and_filters_need():
         assert i.advantage == pytest.approx(learned.mean().item() if len(learned) else 0.0)
 
 
-def test_every_nth_step_is_stored_and_the_last(tmp_path):
-    trees, rewards, rows = sampled.sampled(8, 4, np.random.default_rng(0))
-    with Registry.open(f"sqlite:///{tmp_path}/registry.db") as registry:
-        run = submit(registry)
-        registry.update_run(run.id, directory=tmp_path)
-        recorder = Recorder(registry, run.id, keep_bodies=True, every=3, last=6)
-        for step in range(1, 7):
-            path = tmp_path / "rollouts" / f"{step}.parquet"
-            recorder.step(step, {"x": step}, trees, rewards, rows, {}, path, pieces=sampled.pieces)
-        recorder.finish_step()
-        assert registry.results.rollout_steps(run.id) == [1, 4, 6]
-        assert registry.results.metrics(run.id)["x"] == [(n, n) for n in range(1, 7)]
-        assert registry.run(run.id).step == 6
+@pytest.fixture
+def registry(tmp_path):
+    """Has a run, 1."""
+    with Registry.open(f"sqlite:///{tmp_path}/registry.db") as opened:
+        submit(opened)
+        opened.update_run("1", directory=tmp_path)
+        yield opened
+
+
+def record(recorder, folder, *steps):
+    trees = grown()
+    *_, rows = trained(trees)
+    for step in steps:
+        path = folder / "rollouts" / f"{step}.parquet"
+        recorder.step(step, {"x": step}, trees, scored(), rows, {}, path, pieces=spell)
+
+
+def test_every_nth_step_is_stored_and_the_last(registry, tmp_path):
+    recorder = Recorder(registry, "r-0001", keep_bodies=True, every=3, last=6)
+    record(recorder, tmp_path, *range(1, 7))
+    recorder.finish_step()
+    assert registry.results.rollout_steps("1") == [1, 4, 6]
+    assert registry.results.metrics("1")["x"] == [(n, n) for n in range(1, 7)]
+    assert registry.run("1").step == 6
     assert {p.stem for p in (tmp_path / "rollouts").iterdir()} == {"1", "4", "6"}
 
 
-def test_a_step_that_cannot_be_written_is_raised_by_the_next_call(tmp_path):
-    trees, rewards, rows = sampled.sampled(8, 4, np.random.default_rng(0))
-    with Registry.open(f"sqlite:///{tmp_path}/registry.db") as registry:
-        run = submit(registry)
-        registry.update_run(run.id, directory=tmp_path)
-        recorder = Recorder(registry, run.id, keep_bodies=True)
-        (tmp_path / "rollouts").write_text("a file where a folder should be")
-        path = tmp_path / "rollouts" / "1.parquet"
-        recorder.step(1, {"x": 1}, trees, rewards, rows, {}, path, pieces=sampled.pieces)
-        with pytest.raises(OSError, match="rollouts"):
-            recorder.event("note", "later")
-        assert registry.results.events(run.id) == [] and registry.run(run.id).step == 0
-        recorder.event("note", "it has been said once")
-        assert len(registry.results.events(run.id)) == 1
+def test_a_step_that_cannot_be_written_is_raised_by_the_next_call(registry, tmp_path):
+    recorder = Recorder(registry, "r-0001", keep_bodies=True)
+    (tmp_path / "rollouts").write_text("a file where a folder should be")
+    record(recorder, tmp_path, 1)
+    with pytest.raises(OSError, match="rollouts"):
+        recorder.event("note", "later")
+    assert registry.results.events("1") == [] and registry.run("1").step == 0
+    recorder.event("note", "it has been said once")
+    assert len(registry.results.events("1")) == 1
