@@ -115,7 +115,7 @@ def guest(tmp_path, monkeypatch):
 
 
 def read(rollout, *more):
-    return check_file(COUNTDOWN, [f"rollout={rollout}", *more])[0].spec
+    return check_file(COUNTDOWN, ["model.tokenizer=bytes", f"rollout={rollout}", *more])[0].spec
 
 
 def grow(plan):

@@ -1,5 +1,6 @@
 """A step's body comes back from disk bit for bit, and its index agrees with it."""
 
+import json
 import math
 import struct
 
@@ -24,7 +25,7 @@ from rlx.record.rollouts import (
 )
 from rlx.reward import RewardEntry, RewardTable
 from rlx.rollout import NO_PARENT, RolloutTree, Segment, Span
-from rlx_registry import Registry, read_body, write_body
+from rlx_registry import Registry, read_body, read_trees, write_body
 
 
 def float32(value):
@@ -98,15 +99,19 @@ def scored():
 
 
 def trained(trees, without=()):
-    """A batch of `trees` and tensors that exercise every bit of float32, at tokens of all."""
+    """Rows with every column that there is, but one that the step has not; in every bit of
+    float32."""
     batch = build_token_batch(trees, without=without)
-    rng = torch.Generator().manual_seed(0)
+    rng = torch.Generator().manual_seed(1)
     shape = batch.token_ids.shape
+    noise = {
+        name: (5 * torch.randn(shape, generator=rng)).to(dtype)
+        for name, dtype in TOKEN_COLUMNS.items()
+    }
+    noise["weights"][0, 2:5] = torch.tensor([-0.0, math.inf, 1e-45])
     mask = batch.is_own & (torch.rand(shape, generator=rng) < 0.7)
-    noise = [torch.randn(shape, generator=rng) for _ in range(3)]
-    noise[0].view(-1)[:4] = torch.tensor([-0.0, math.inf, 1e-45, -math.inf])
-    columns = dict(zip(("weights", "advantages", "old_logprobs"), noise, strict=True))
-    return batch, mask, noise, rows_of_step(batch, {"mask": mask, **columns})
+    scores = {name: torch.randn(len(batch.rows), generator=rng) for name in SCORE_COLUMNS}
+    return batch, rows_of_step(batch, {**noise, "mask": mask, "values": None}, scores)
 
 
 def rows_of_step(batch, tokens, scores=None):
@@ -130,24 +135,10 @@ def test_a_column_that_nobody_knows_is_refused():
 # Reading back -------------------------------------------------------------------------------------
 
 
-def complete(trees, without=()):
-    """Rows with every column that there is, but one that the step has not."""
-    batch = build_token_batch(trees, without=without)
-    rng = torch.Generator().manual_seed(1)
-    shape = batch.token_ids.shape
-    noise = {
-        name: (5 * torch.randn(shape, generator=rng)).to(dtype)
-        for name, dtype in TOKEN_COLUMNS.items()
-    }
-    tokens = {**noise, "mask": batch.is_own & noise["mask"], "values": None}
-    scores = {name: torch.randn(len(batch.rows), generator=rng) for name in SCORE_COLUMNS}
-    return batch, rows_of_step(batch, tokens, scores)
-
-
 @pytest.mark.parametrize("without", [(), {(0, 2)}, {(1, 3)}])
 def test_a_step_is_read_back_as_it_was(tmp_path, without):
     trees, table, roles = grown(), scored(), ("trained", "greedy")
-    batch, rows = complete(trees, without)
+    batch, rows = trained(trees, without)
     write_body(tmp_path / "b", body := rollout_table(trees, table, rows, roles))
     assert body.schema == SCHEMA
     stored = read_step(read_body(tmp_path / "b"))
@@ -169,7 +160,7 @@ def test_a_step_is_read_back_as_it_was(tmp_path, without):
 
 def test_the_texts_of_tokens_are_kept_beside_what_sums_need():
     trees = grown()
-    *_, rows = trained(trees)
+    _, rows = trained(trees)
     table = rollout_table(trees, scored(), rows, pieces=spell)
     for tree, said in zip(trees, table["pieces"].to_pylist(), strict=True):
         for segment, texts in zip(tree.segments, said, strict=True):
@@ -179,7 +170,7 @@ def test_the_texts_of_tokens_are_kept_beside_what_sums_need():
 
 def test_parts_of_a_large_step_do_not_show_in_its_file(tmp_path, monkeypatch):
     trees = [*grown(), *grown(), grown()[0]]
-    *_, rows = trained(trees)
+    _, rows = trained(trees)
 
     def write(name):
         table = rollouts.rollout_table(trees, scored(), rows, pieces=spell)
@@ -201,7 +192,7 @@ def test_tokens_that_learn_are_kept_whoever_wrote_them():
 
 def test_what_another_version_kept_is_refused_in_words():
     trees = grown()
-    *_, rows = trained(trees)
+    _, rows = trained(trees)
     older = rollout_table(trees, scored(), rows).drop_columns(["role"])
     with pytest.raises(RegistryError, match="recorded by another version of rlx"):
         read_step(older)
@@ -209,7 +200,7 @@ def test_what_another_version_kept_is_refused_in_words():
 
 def test_a_stream_that_an_earlier_version_did_not_know_is_read_as_missing():
     trees = grown()
-    *_, rows = trained(trees)
+    _, rows = trained(trees)
     now = rollout_table(trees, scored(), rows)
     lists = now["rows"].combine_chunks()
     fields = [field for field in lists.type.value_type if field.name != "mc_values"]
@@ -225,9 +216,21 @@ def test_a_stream_that_an_earlier_version_did_not_know_is_read_as_missing():
 # The index ----------------------------------------------------------------------------------------
 
 
+def test_a_score_is_read_under_the_name_that_earlier_versions_gave_it(tmp_path):
+    trees = grown()
+    _, rows = trained(trees)
+    body = rollout_table(trees, scored(), rows)
+    texts = json.dumps(body["rows"].to_pylist()).replace("masked_return_sum", "seed_returns_score")
+    old = pa.array(json.loads(texts))
+    write_body(tmp_path / "new", body)
+    write_body(tmp_path / "old", body.set_column(body.column_names.index("rows"), "rows", old))
+    former, now = (read_trees(tmp_path / name, None, range(len(trees))) for name in ("old", "new"))
+    assert former == now
+
+
 def test_the_index_says_what_lists_and_filters_need():
     trees = grown()
-    batch, mask, (_, advantages, _), rows = trained(trees)
+    batch, rows = trained(trees)
     index = rollout_index(trees, scored(), rows)
     assert [i.row for i in index] == list(range(len(batch.rows))) == [0, 1, 2, 3]
     assert [(i.tree, i.group, i.turn, i.problem_id) for i in index] == [
@@ -244,7 +247,7 @@ def test_the_index_says_what_lists_and_filters_need():
     assert [i.finish_reason for i in index] == ["stop", "length", "stop", "stop"]
     assert index[2].preview == "y" * 160
     for i in index:
-        learned = advantages[i.row][mask[i.row]]
+        learned = rows.tokens["advantages"][i.row][rows.tokens["mask"][i.row]]
         assert i.advantage == pytest.approx(learned.mean().item() if len(learned) else 0.0)
 
 
@@ -259,7 +262,7 @@ def registry(tmp_path):
 
 def record(recorder, folder, *steps):
     trees = grown()
-    *_, rows = trained(trees)
+    _, rows = trained(trees)
     for step in steps:
         path = folder / "rollouts" / f"{step}.parquet"
         recorder.step(step, {"x": step}, trees, scored(), rows, {}, path, pieces=spell)

@@ -27,14 +27,12 @@ def test_few_trees_of_a_large_body_are_read_without_the_others(tmp_path):
     count, each = 40, 30_000
     numbers = pyarrow.array([[t + i / each for i in range(each)] for t in range(count)])
     none = pyarrow.array([[]] * count, pyarrow.list_(pyarrow.string()))
-    rows = [[{"scores": {"seed_returns_score": 0.5}}]] * count  # under its name of earlier versions
-    table = pyarrow.table({"tree": range(count), "values": numbers, "segments": none, "rows": rows})
+    table = pyarrow.table({"tree": range(count), "values": numbers, "segments": none, "rows": none})
     digest, _ = write_body(tmp_path / "b.parquet", table)
     assert read_body(tmp_path / "b.parquet", digest).equals(table)
     found = read_trees(tmp_path / "b.parquet", digest, [31, 4])
     assert [record["tree"] for record in found] == [4, 31]
     assert found[1]["values"] == numbers[31].as_py()
-    assert found[1]["rows"] == [{"scores": {"masked_return_sum": 0.5}}]
     groups = parquet.ParquetFile(tmp_path / "b.parquet").metadata
     assert max(groups.row_group(i).num_rows for i in range(groups.num_row_groups)) * each * 8 <= (
         ROW_GROUP_BYTES + each * 8
