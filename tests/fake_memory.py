@@ -5,7 +5,6 @@ attention is replaced by an attention that keeps the same tensors for its backwa
 """
 
 import weakref
-from contextlib import nullcontext
 from functools import lru_cache
 
 import torch
@@ -76,9 +75,8 @@ class LiveBytes(TorchDispatchMode):
 
 
 @lru_cache
-def measure_update(shape, tokens, targets, *, recomputes, chunks, learns=True):
-    """Peak bytes beyond weights and their gradients: of a forward and backward pass, or of a
-    forward pass without gradient.
+def measure_update(shape, tokens, targets, *, recomputes, chunks):
+    """Peak bytes of a forward and backward pass beyond weights and their gradients.
 
     Args:
         shape: a `ModelShape` of a Qwen2 model.
@@ -110,15 +108,12 @@ def measure_update(shape, tokens, targets, *, recomputes, chunks, learns=True):
         live = LiveBytes()
         for parameter in module.parameters():
             live.sizes[parameter.untyped_storage()._cdata] = 0
-            if learns:  # ZeRO takes a gradient away as soon as it is there
-                parameter.register_post_accumulate_grad_hook(drop_gradient)
-        with live, nullcontext() if learns else torch.no_grad():
+            # ZeRO takes a gradient away as soon as it is there.
+            parameter.register_post_accumulate_grad_hook(drop_gradient)
+        with live:
             logprobs, _ = module(packed, torch.ones(targets))
-            if learns:
-                losses = clipped_surrogate(
-                    logprobs - values, values, clip=(0.2, 0.2), dual_clip=None
-                )
-                (values * losses).sum().backward()
+            losses = clipped_surrogate(logprobs - values, values, clip=(0.2, 0.2), dual_clip=None)
+            (values * losses).sum().backward()
     return live.peak
 
 

@@ -36,8 +36,7 @@ def place_early(inputs, options):
         share = torch.where(alone, 1.0, options.share)
         placed = placed + torch.where(first, share * reward[:, None], 0.0)
         placed = placed + torch.where(second, (1 - options.share) * reward[:, None], 0.0)
-    number = inputs.mask.cumsum(1)
-    start = inputs.mask & (number == 1)
+    start = inputs.mask & (inputs.mask.cumsum(1) == 1)
     return placed + torch.where(start, inputs.global_rewards[:, None], 0.0)
 """
 

@@ -43,7 +43,6 @@ class Window(BaseModel):
 class Echo(SamplerPlugin):
     """Repeats one token."""
     implementation: ClassVar[str] = "page_echo_engine:open_echo"
-    min_temperature: ClassVar[float] = 0.5
     engine: Literal["echo"] = "echo"
     token: int = Field(7, ge=0, le=1000)
     """The token that it repeats."""
@@ -103,16 +102,10 @@ def read(sampler):
 def test_yaml_names_it_and_a_stored_spec_reads_back():
     spec = read("{engine: echo, token: 9, window: {start: 2}, stops: [a]}")
     stored = spec.dump_resolved()
-    assert stored["sampler"] == {
-        "engine": "echo",
-        "max_rows": 512,
-        "token": 9,
-        "window": {"start": 2},
-        "stops": ["a"],
-    }
+    given = {"engine": "echo", "token": 9, "window": {"start": 2}, "stops": ["a"]}
+    assert stored["sampler"] == {**given, "max_rows": 512}
     again = ExperimentSpec.model_validate_json(json.dumps(stored), strict=True)
     assert again == spec and again.digest == spec.digest
-    assert ExperimentSpec.model_validate(stored).sampler == spec.sampler
     assert spec.digest != read("{engine: echo, token: 8}").digest
 
 
@@ -127,11 +120,7 @@ def test_a_run_records_where_it_comes_from_and_rlxs_own_come_with_rlx():
 @each_row(
     ("value", "says", "code"),
     [
-        (
-            "{engine: ehco}",
-            "must be 'transformers' or 'vllm' or .*did you mean 'echo'",
-            2,
-        ),
+        ("{engine: ehco}", "must be 'transformers' or 'vllm' or .*did you mean 'echo'", 2),
         ("{engine: 3}", "'sampler.engine' must be 'transformers'", 2),
         ("echo", "'sampler' must be a mapping", 2),
         ("{engine: echo, tokne: 1}", "unknown key 'sampler.tokne'.*did you mean 'token'", 2),
@@ -149,11 +138,6 @@ def test_what_is_wrong_is_named_with_its_path(value, says, code):
     assert caught.value.exit_code == code
     assert len(caught.value.diagnostics) == 1
     assert caught.value.diagnostics[0].position is not None
-
-
-def test_its_limits_hold_for_every_turn():
-    with pytest.raises(InvalidSpec, match=r"echo allows none below 0\.5"):
-        check_file(QUICK, ["sampler={engine: echo}", "rollout.answer.temperature=0.4"])
 
 
 def test_a_run_opens_the_engine_that_it_names():

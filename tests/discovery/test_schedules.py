@@ -2,6 +2,7 @@
 
 import json
 import sys
+from pathlib import Path
 
 import pytest
 from guests import installed
@@ -17,6 +18,7 @@ from rlx.spec.reading.diagnostics import InvalidSpec
 from rlx.testing import check_schedule
 from rlx.testing.schedules import ByteDialogue, RandomSession
 
+COUNTDOWN = Path(__file__).parents[2] / "experiments" / "countdown.yaml"
 SETTINGS = '''
 from typing import ClassVar, Literal
 from pydantic import Field
@@ -112,39 +114,25 @@ def guest(tmp_path, monkeypatch):
         yield
 
 
-EXPERIMENT = """
-name: own-schedule
-model: {kind: tiny, hidden_size: 32, heads: 1, kv_heads: 1, layers: 1, tokenizer: bytes}
-task: {plugin: countdown}
-rollout:
-  schedule: single
-  prompts_per_step: 2
-  answer: {max_new_tokens: 40}
-rewards:
-  turn: {accuracy: {plugin: countdown.verify, turn: answer}}
-phases: [{name: only, steps: 2}]
-"""
+def read(rollout, *more):
+    return check_file(COUNTDOWN, ["model.tokenizer=bytes", f"rollout={rollout}", *more])[0].spec
 
 
-def read(tmp_path, rollout, *more):
-    path = tmp_path / "own.yaml"
-    path.write_text(EXPERIMENT)
-    return check_file(path, [f"rollout={rollout}", *more])[0].spec
+def grow(plan):
+    problem = Problem(id="a", prompt="1", fields={})
+    [tree] = sample_rollout_trees(plan, [problem], [1], RandomSession(), ByteDialogue())
+    return [segment.kind for segment in tree.segments if segment.kind]
 
 
-def test_yaml_names_it_and_a_stored_spec_reads_back(tmp_path):
-    spec = read(tmp_path, "{schedule: retry, every: 2, again: {template: 'Again: {first}'}}")
+def test_yaml_names_it_and_a_stored_spec_reads_back():
+    spec = read("{schedule: retry, every: 2, again: {template: 'Again: {first}'}}")
     stored = spec.dump_resolved()
     assert stored["rollout"]["every"] == 2 and stored["rollout"]["system"] == ""
     again = ExperimentSpec.model_validate_json(json.dumps(stored), strict=True)
     assert again == spec and again.digest == spec.digest
-    assert spec.digest != read(tmp_path, "{schedule: retry, every: 3}").digest
-    assert resolve_plugins(spec).compute_digest(spec) == spec.digest
-    assert [
-        (one.kind, one.distribution, one.name)
-        for one in resolve_plugins(spec).provenance
-        if one.kind == "schedule"
-    ] == [("schedule", "rlx-retry", "retry")]
+    assert spec.digest != read("{schedule: retry, every: 3}").digest
+    (origin,) = (one for one in resolve_plugins(spec).provenance if one.kind == "schedule")
+    assert (origin.distribution, origin.name) == ("rlx-retry", "retry")
 
 
 @each_row(
@@ -155,32 +143,25 @@ def test_yaml_names_it_and_a_stored_spec_reads_back(tmp_path):
         ("{schedule: odd}", "TypeError: Odd.counts names 'number', which is no field of it", 3),
     ],
 )
-def test_what_is_wrong_is_named_with_its_path(tmp_path, value, says, code):
+def test_what_is_wrong_is_named_with_its_path(value, says, code):
     with pytest.raises(InvalidSpec, match=r"(?s)" + says) as caught:
-        read(tmp_path, value)
+        read(value)
     assert caught.value.exit_code == code
     assert caught.value.diagnostics[0].position is not None
 
 
-def test_a_phase_changes_to_it_and_keeps_what_both_have(tmp_path):
+def test_a_phase_changes_to_it_and_keeps_what_both_have():
     phases = "[{name: first, steps: 1}, {name: second, steps: 1, set: {rollout.schedule: retry}}]"
-    spec = read(tmp_path, "{schedule: single, prompts_per_step: 3}", f"phases={phases}")
+    spec = read("{schedule: single, prompts_per_step: 3}", f"phases={phases}")
     rollout = spec.resolve_phase_spec(spec.phases[1]).rollout
     assert (rollout.schedule, rollout.prompts_per_step, rollout.answers) == ("retry", 3, 4)
 
 
-def test_its_own_function_samples_the_trees(tmp_path):
-    plan = build_rollout_plan(read(tmp_path, "{schedule: retry, answers: 3}").rollout)
+def test_its_own_function_samples_the_trees():
+    plan = build_rollout_plan(read("{schedule: retry, answers: 3}").rollout)
     assert [(level.kind, level.count) for level in plan.levels] == [("answer", 3), ("again", 1)]
-    [tree] = sample_rollout_trees(
-        plan, [Problem(id="a", prompt="1", fields={})], [1], RandomSession(), ByteDialogue()
-    )
-    assert [s.kind for s in tree.segments if s.kind] == ["answer"] * 3 + ["again"] * 3
-    one = plan.copy_with_sampling(1, top_k=1)
-    [tree] = sample_rollout_trees(
-        one, [Problem(id="a", prompt="1", fields={})], [1], RandomSession(), ByteDialogue()
-    )
-    assert [s.kind for s in tree.segments if s.kind] == ["answer", "again"]
+    assert grow(plan) == ["answer"] * 3 + ["again"] * 3
+    assert grow(plan.copy_with_sampling(1, top_k=1)) == ["answer", "again"]
 
 
 @pytest.mark.parametrize(
@@ -195,11 +176,9 @@ def test_its_own_function_samples_the_trees(tmp_path):
 )
 def test_what_its_function_does_wrong_is_said(tmp_path, rule, says):
     (tmp_path / "page_retry_rule.py").write_text(rule)
-    plan = build_rollout_plan(read(tmp_path, "{schedule: retry}").rollout)
+    plan = build_rollout_plan(read("{schedule: retry}").rollout)
     with pytest.raises(PluginError, match=says):
-        sample_rollout_trees(
-            plan, [Problem(id="a", prompt="1", fields={})], [1], RandomSession(), ByteDialogue()
-        )
+        grow(plan)
 
 
 def test_the_promises_find_what_depends_on_the_batch_and_a_number_of_its_own(tmp_path):

@@ -2,7 +2,6 @@
 
 import math
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -58,8 +57,10 @@ def test_figures_are_those_of_all_pairs():
     assert told["scaling"]["k"] == [1, 2, 4]
 
 
-def test_without_confidences_there_is_accuracy_alone():
-    told = compute_answer_metrics([answer(p, 0, p % 2) for p in range(9)], seed=0, draws=20)
+def test_without_confidences_there_is_accuracy_alone_and_no_picture(tmp_path):
+    answers = [answer(p, 0, p % 2) for p in range(9)]
+    told = compute_answer_metrics(answers, seed=0, draws=20)
+    assert draw_suite({"near": answers}, {"near": told}, frozenset(), tmp_path) == []
     assert told["accuracy"] == pytest.approx(4 / 9)
     assert told["brier"] is told["scaling"] is None
     assert told["by_stratum"]["2"]["n"] == 9
@@ -106,18 +107,6 @@ def test_intervals_of_what_is_undefined():
     assert compute_bootstrap_intervals([1, 1], {"x": lambda at: 0.0}, seed=0) == {"x": None}
     assert compute_bootstrap_intervals([1, 2], {"x": lambda at: None}, seed=0) == {"x": None}
     assert compute_bootstrap_intervals(range(9), {"x": lambda at: 0.5}, seed=0) == {"x": (0.5, 0.5)}
-
-
-def test_pictures_of_a_suite(tmp_path):
-    sets = {"near": answered(), "far": answered(samples=2)}
-    told = {name: compute_answer_metrics(own, seed=0, draws=20) for name, own in sets.items()}
-    made = draw_suite(sets, told, frozenset({"far"}), tmp_path)
-    names = ("reliability", "confidence", "risk_coverage", "scaling")
-    assert {path.name for path in made} == {f"{n}.{kind}" for n in names for kind in ("png", "svg")}
-    assert all(Path(path).stat().st_size > 2000 for path in made)
-    bare = {"near": [answer(p, 0, p % 2) for p in range(9)]}
-    told = {name: compute_answer_metrics(own, seed=0, draws=20) for name, own in bare.items()}
-    assert draw_suite(bare, told, frozenset(), tmp_path / "bare") == []
 
 
 def test_a_problem_that_is_asked_again_is_no_more_evidence():

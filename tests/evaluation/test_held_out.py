@@ -24,16 +24,16 @@ def entry(name, raw, **parts):
     return RewardEntry(name, raw, 1.0, "absent" if raw is None else "scored", parts=parts)
 
 
+def prompt(parent):
+    return Segment(parent=parent, author="prompt", token_ids=(1,))
+
+
 def held_out(*problems):
     """Measures problems, each given as (accuracy, its stated confidences)."""
     trees, turns = [], {}
     for t, (accuracy, confidences) in enumerate(problems):
-        segments = [
-            Segment(parent=NO_PARENT, author="prompt", token_ids=(1,)),
-            turn(0),
-            Segment(parent=1, author="prompt", token_ids=(1,)),
-            *(turn(2, kind="confidence", number=2) for _ in confidences),
-        ]
+        segments = [prompt(NO_PARENT), turn(0), prompt(1)]
+        segments += [turn(2, kind="confidence", number=2) for _ in confidences]
         turns[t, 1] = {"accuracy": entry("accuracy", accuracy)}
         for s, stated in enumerate(confidences, start=3):
             parts = {} if math.isnan(stated) else {"confidence": stated}
@@ -66,10 +66,7 @@ def in_one_sequence(*stated):
     """Confidences stated in the answer itself."""
     trees, turns = [], {}
     for t, confidence in enumerate(stated):
-        segments = (
-            Segment(parent=NO_PARENT, author="prompt", token_ids=(1,)),
-            turn(0),
-        )
+        segments = (prompt(NO_PARENT), turn(0))
         trees.append(RolloutTree(Problem(id=f"p{t}", prompt="", fields={}), segments))
         parts = {} if math.isnan(confidence) else {"confidence": confidence}
         turns[t, 1] = {"accuracy": entry("accuracy", 1.0), "brier": entry("brier", 0.5, **parts)}
@@ -103,11 +100,11 @@ def grow_levels(*kinds):
     """One path of turns of these kinds, twice, with the stated confidences .7 and .2."""
     trees, turns = [], {}
     for t, stated in enumerate((0.7, 0.2)):
-        segments = [Segment(parent=NO_PARENT, author="prompt", token_ids=(1,))]
+        segments = [prompt(NO_PARENT)]
         for number, kind in enumerate(kinds, start=1):
             segments.append(turn(2 * number - 2, kind=kind, number=number))
             if number < len(kinds):
-                segments.append(Segment(parent=2 * number - 1, author="prompt", token_ids=(1,)))
+                segments.append(prompt(2 * number - 1))
             named = {"answer": "accuracy", "confidence": "brier"}.get(kind)
             parts = {"confidence": stated} if kind == "confidence" else {}
             turns[t, 2 * number - 1] = {named: entry(named, 1.0, **parts)} if named else {}

@@ -4,6 +4,7 @@ from functools import lru_cache
 from pathlib import Path
 
 import pytest
+from guests import write_distribution
 
 from rlx.plan import check_file
 from rlx.plan.report import build_plan
@@ -31,7 +32,8 @@ def guests(tmp_path, monkeypatch):
     """Rewards of another distribution, each wrong in a way of its own."""
     names = ("gives_nan", "raises", "hangs", "abstains", "scribbles")
     points = "".join(f"{name} = rlx_plan_guest:{name}\n" for name in names)
-    install(tmp_path, "guest", GUESTS, f"[rlx.rewards]\n{points}")
+    points = f"[rlx.rewards]\n{points}"
+    write_distribution(tmp_path, "rlx-plan-guest", points, rlx_plan_guest=GUESTS)
     monkeypatch.syspath_prepend(tmp_path)
 
 
@@ -40,18 +42,9 @@ def game(tmp_path, monkeypatch):
     """An environment of another distribution, with tasks that have a script for it, or none."""
     points = "[rlx.environments]\ngame = rlx_plan_game:Game\n[rlx.tasks]\n"
     points += "silent = rlx_plan_game:Silent\nscripted = rlx_plan_game:Scripted\n"
-    install(tmp_path, "game", GAME, f"{points}[rlx.rewards]\neven = rlx_plan_game:even\n")
+    points += "[rlx.rewards]\neven = rlx_plan_game:even\n"
+    write_distribution(tmp_path, "rlx-plan-game", points, rlx_plan_game=GAME)
     monkeypatch.syspath_prepend(tmp_path)
-
-
-def install(folder, name, source, points):
-    """Writes a distribution of one module, without pip."""
-    info = folder / f"rlx_plan_{name}-0.1.dist-info"
-    info.mkdir()
-    (folder / f"rlx_plan_{name}.py").write_text(source)
-    about = f"Metadata-Version: 2.1\nName: rlx-plan-{name}\nVersion: 0.1\n"
-    (info / "METADATA").write_text(about)
-    (info / "entry_points.txt").write_text(points)
 
 
 GUESTS = '''

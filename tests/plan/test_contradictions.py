@@ -16,19 +16,16 @@ from rlx.spec.reading.diagnostics import InvalidSpec
 RLCR = Path(__file__).parents[2] / "experiments" / "rlcr.yaml"
 
 
-def problems(**changes):
-    """The contradictions of a small experiment with these sections."""
+def check(**changes):
+    """A small experiment with these sections, and its contradictions."""
     said = {
         "name": "x",
         "model": {"kind": "tiny"},
         "task": {"plugin": "t"},
         "rewards": {"turn": {"accuracy": {"plugin": "r", "turn": "answer"}}},
         "phases": [{"name": "all", "steps": 3}],
-        **changes,
     }
-    spec, found = check_spec_tree(said)
-    assert spec is not None
-    return tuple(found)
+    return check_spec_tree({**said, **changes})
 
 
 NAMES = st.sampled_from("abcd")
@@ -42,11 +39,9 @@ NAMES = st.sampled_from("abcd")
 )
 def test_a_circle_is_told_exactly_where_no_order_of_scoring_exists(reads):
     rewards = {n: {"plugin": "r", "turn": "answer", **reads.get(n, {})} for n in "abcd"}
-    told = [
-        p.message.partition(": ")[2].split(" → ")
-        for p in problems(rewards={"turn": rewards}, evaluation={"correct": "a"})
-        if "cycle" in p.message
-    ]
+    _, found = check(rewards={"turn": rewards}, evaluation={"correct": "a"})
+    messages = [p.message for p in found if "cycle" in p.message]
+    told = [message.partition(": ")[2].split(" → ") for message in messages]
     edges = {n: {o for o in reads.get(n, {}).values() if o != n} for n in "abcd"}
     for circle in told:
         assert circle[0] == circle[-1]
@@ -83,15 +78,8 @@ def test_where_the_key_is_not_in_the_file_the_one_it_does_not_fit_is_shown():
     ],
 )
 def test_a_phase_that_puts_other_values_back_to_defaults_is_warned_of(settings, lost):
-    said = {
-        "name": "x",
-        "model": {"kind": "tiny"},
-        "task": {"plugin": "t"},
-        "rewards": {"turn": {"accuracy": {"plugin": "r", "turn": "answer"}}},
-        "loss": {"aggregate": "sequence_sum", "per_turn": True},
-        "phases": [{"name": "first", "steps": 3, "set": settings}],
-    }
-    spec, _ = check_spec_tree(said)
+    phases = [{"name": "first", "steps": 3, "set": settings}]
+    spec, _ = check(loss={"aggregate": "sequence_sum", "per_turn": True}, phases=phases)
     found = [w for w in find_cautions(spec) if "replaces the whole section" in w.message]
     assert [w.path for w in found] == [("phases", 0, "set", "loss")] * len(lost)
     assert all(part in w.message for part, w in zip(lost, found, strict=True))

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from guests import write_distribution
 
 from rlx.launch.machine import Package
 from rlx.model import build_policy
@@ -82,11 +83,8 @@ class Guest(Reward):
 def test_what_a_plugin_finds_missing_has_the_exit_code_of_its_kind(
     raises, code, said, folder, monkeypatch
 ):
-    info = folder / "site" / "rlx_guest_check-0.1.dist-info"
-    info.mkdir(parents=True)
-    (folder / "site" / "rlx_guest_check.py").write_text(GUEST)
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: rlx-guest-check\nVersion: 0.1\n")
-    (info / "entry_points.txt").write_text("[rlx.rewards]\nguest = rlx_guest_check:Guest\n")
+    points = "[rlx.rewards]\nguest = rlx_guest_check:Guest\n"
+    write_distribution(folder / "site", "rlx-guest-check", points, rlx_guest_check=GUEST)
     monkeypatch.syspath_prepend(folder / "site")
     use = f"rewards.turn.g={{plugin: guest, turn: answer, raises: {raises}}}"
     fault = refused(folder, RLCR, use)

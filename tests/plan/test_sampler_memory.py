@@ -1,11 +1,10 @@
 """The plan's tokens in the sampler's cache against the memory that sampling takes."""
 
-import sys
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
 
 import torch
+from fake_memory import LiveBytes
 from rows import each_row
 
 from rlx.model import build_policy
@@ -13,9 +12,6 @@ from rlx.plan.memory import LevelTokens, count_cached_tokens
 from rlx.rollout import CompletionRequest
 from rlx.sampler import TransformersSampler
 from rlx.spec import TinyModelSpec, TurnSpec
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
-from fake_memory import LiveBytes
 
 MODEL = TinyModelSpec(
     hidden_size=32, heads=8, kv_heads=8, head_dim=64, layers=4, intermediate_size=32

@@ -4,8 +4,11 @@ import shutil
 import sqlite3
 from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from rows import each_row
+from submissions import submit
 
 from rlx.record import find_mlflow_link, prepare_store
 from rlx.record.mlflow_tracker import MlflowTracker
@@ -59,11 +62,9 @@ def mlflow(uri):
     return MlflowClient(uri)
 
 
-def submit(registry, tmp_path, seed=0):
-    run, _ = registry.submit(
-        digest="0123456789abcdef", seed=seed, name="rlcr", spec=SPEC, yaml="name: rlcr\n",
-        plugins=[], code={"commit": "abc123"}, environment={},
-    )  # fmt: skip
+def submit_run(registry, tmp_path):
+    given = {"digest": "0123456789abcdef", "code": {"commit": "abc123"}, "yaml": "name: rlcr\n"}
+    run = submit(registry, name="rlcr", spec=SPEC, **given)
     directory = tmp_path / run.id
     directory.mkdir()
     registry.update_run(run.id, directory=directory)
@@ -73,7 +74,7 @@ def submit(registry, tmp_path, seed=0):
 
 @pytest.fixture
 def run_id(registry, tmp_path):
-    return submit(registry, tmp_path)
+    return submit_run(registry, tmp_path)
 
 
 def send_to(uri, registry, run_id):
@@ -207,7 +208,7 @@ def test_the_same_run_id_of_another_registry_is_another_run(begin, run_id, uri, 
     other = tmp_path / "other"
     other.mkdir()
     with Registry.open(f"sqlite:///{other}/registry.db") as registry:
-        assert submit(registry, other) == run_id
+        assert submit_run(registry, other) == run_id
         send_to(uri, registry, run_id).send()
     experiment = mlflow.get_experiment_by_name("rlcr")
     assert len(mlflow.search_runs([experiment.experiment_id])) == 2
@@ -224,55 +225,27 @@ def test_what_cannot_be_reached_is_said_without_passwords(registry, run_id, tmp_
         begin(run_id).send()
 
 
-def test_a_copied_store_leaves_the_other_homes_artifacts_alone(
-    registry, tmp_path, empty_store, monkeypatch
-):
-    from mlflow import MlflowClient
+def test_links_open_the_page_of_training_runs():
+    def sent(name, uri="http://mlflow/"):
+        own = {"mlflow_run_id": name, "mlflow_experiment_id": "7"}
+        return SimpleNamespace(spec={"tracking": {"mlflow": uri}}, **own)
 
-    home, copy = tmp_path / "home", tmp_path / "copy"
-    home.mkdir()
-    shutil.copy(empty_store, home / "mlflow.db")
-    run_id = submit(registry, tmp_path)
-    uri = f"sqlite:///{home}/mlflow.db"
-    monkeypatch.setenv("RLX_HOME", str(home))
-    send_to(uri, registry, run_id).send()
-    shutil.copytree(home, copy)
-    for folder in (home, copy):
-        uri = f"sqlite:///{folder}/mlflow.db"
-        prepare_store(uri)
-        place = (folder / "mlartifacts" / "rlcr").as_uri()
-        (run,) = MlflowClient(uri).search_runs(["1"])
-        assert run.info.artifact_uri == f"{place}/{run.info.run_id}/artifacts"
-        assert MlflowClient(uri).get_experiment("1").artifact_location == place
-
-
-def test_links_open_the_page_of_training_runs(registry, tmp_path):
-    ids = [submit(registry, tmp_path, seed) for seed in range(26)]
-
-    def sent(number, uri, run="m{}"):
-        with registry.open_writer() as connection:
-            spec = f'{{"tracking":{{"mlflow":"{uri}"}}}}'
-            connection.exec_driver_sql(f"UPDATE rlx_run SET spec='{spec}' WHERE id={number + 1}")
-        registry.update_run(ids[number], mlflow_run_id=run.format(number), mlflow_experiment_id="7")
-        return registry.run(ids[number])
-
-    first, second = sent(1, "http://mlflow/"), sent(2, "http://mlflow/")
-    assert find_mlflow_link([registry.run(ids[0])]) is None
-    one = find_mlflow_link([registry.run(ids[0]), first])
+    assert find_mlflow_link([sent(None)]) is None
+    one = find_mlflow_link([sent(None), sent("m1")])
     assert one.url == "http://mlflow/#/experiments/7/runs/m1?workflowType=machine_learning"
-    elsewhere = sent(3, "sqlite:///{home}/mlflow.db")
+    elsewhere = sent("m3", "sqlite:///{home}/mlflow.db")
     served = find_mlflow_link([elsewhere])
     assert served.store == "sqlite:///{home}/mlflow.db"
     assert served.url.startswith("http://127.0.0.1:5000/#/experiments/7/runs/m3?")
-    both = find_mlflow_link([first, second, elsewhere]).page
+    both = find_mlflow_link([sent("m1"), sent("m2"), elsewhere]).page
     assert both.startswith(
         "#/compare-runs?runs=%5B%22m1%22%2C%22m2%22%5D&experiments=%5B%227%22%5D"
     )
-    many = [sent(number, "http://mlflow/") for number in range(1, 26)]
+    many = [sent(f"m{number}") for number in range(25)]
     assert find_mlflow_link(many).page.startswith("#/experiments/7/runs?workflowType=")
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("name", "legal"),
     [
         ("train/loss", "train/loss"),

@@ -1,4 +1,5 @@
-"""An SQLite file: schema, odd places, light imports."""
+"""An SQLite file: schema, odd places, network disks as far as a machine without one can show them,
+light imports."""
 
 import sqlite3
 import traceback
@@ -7,7 +8,6 @@ from pathlib import Path
 import pytest
 from many import processes
 from rows import each_row
-from schemas import structure
 from submissions import submit
 
 from rlx_registry import (
@@ -19,7 +19,7 @@ from rlx_registry import (
     sqlite,
 )
 
-ROOT = Path(__file__).parents[2]
+MOUNT = "36 35 {device} / /mnt rw,noatime master:1 - {kind} server:/export rw"
 
 
 @pytest.fixture
@@ -40,20 +40,14 @@ def query(path, sql):
         raw.close()
 
 
-@pytest.fixture
-def other_version(path, monkeypatch):
-    """A registry of another version of the code."""
+def test_anpaths_database_is_refused_and_left_alone(path):
     Registry.open(url(path)).close()
     query(path, f"UPDATE {models.VERSION_TABLE} SET version_num = '0042'")
-    return path
-
-
-def test_another_versions_database_is_refused_and_left_alone(other_version):
-    before = structure(url(other_version))
+    before = path.read_bytes()
     for read_only in (False, True):
         with pytest.raises(SchemaError, match="at revision 0042, and this version of rlx uses"):
-            Registry.open(url(other_version), read_only=read_only)
-    assert structure(url(other_version)) == before
+            Registry.open(url(path), read_only=read_only)
+    assert path.read_bytes() == before
 
 
 def test_one_that_is_interrupted_while_it_is_made_is_made_by_the_next(path, monkeypatch):
@@ -129,13 +123,26 @@ def test_a_finished_registry_can_be_read_where_nothing_can_be_written(path, monk
         assert sorted(path.parent.iterdir()) == before  # readers of a live one leave files
 
 
+def test_a_network_disk_has_no_shared_log_also_where_the_registry_moves(path, monkeypatch):
+    number = path.parent.stat().st_dev
+    device = f"{sqlite.os.major(number)}:{sqlite.os.minor(number)}"
+    for kind, mode in (("ext4", "wal"), ("nfs4", "delete"), ("xfs", "wal"), ("cifs", "delete")):
+        table = f"22 1 0:21 / /proc rw - proc proc rw\n{MOUNT.format(device=device, kind=kind)}"
+        with monkeypatch.context() as patched:
+            patched.setattr(Path, "read_text", lambda _, table=table: table)
+            with Registry.open(url(path)) as registry, registry.open_writer() as connection:
+                pragmas = [
+                    connection.exec_driver_sql(f"PRAGMA {name}").scalar()
+                    for name in ("journal_mode", "synchronous")
+                ]
+        assert pragmas == [mode, 1 if mode == "wal" else 2], kind
+    assert not list(path.parent.glob("*-wal"))
+
+
 def test_a_flipped_bit_in_a_value_is_a_damaged_registry(path):
     with Registry.open(url(path)) as registry:
         submit(registry)
-    raw = sqlite3.connect(path)
-    raw.execute("UPDATE rlx_run SET spec = '{\"a\"z 1}'")
-    raw.commit()
-    raw.close()
+    query(path, "UPDATE rlx_run SET spec = '{\"a\"z 1}'")
     with (
         Registry.open(url(path), read_only=True) as registry,
         pytest.raises(RegistryDatabaseError, match=r"is damaged: .* restore a backup"),

@@ -32,21 +32,11 @@ def registry(url):
 
 
 def everything(registry):
-    told = (
-        registry.results.metrics,
-        registry.results.events,
-        registry.results.evaluations,
-        registry.results.checkpoints,
-    )
-    told += (
-        registry.results.artifacts,
-        registry.results.rollout_steps,
-        registry.history,
-        registry.run,
-        lambda run: registry.queries.groups([run]),
-    )
-
-    return [*(each("1") for each in told), registry.results.mirror_cursor("1", "mlflow")]
+    results = registry.results
+    told = (results.metrics, results.events, results.evaluations, results.checkpoints)
+    told += (results.artifacts, results.rollout_steps, registry.history, registry.run)
+    said = [each("1") for each in told]
+    return [*said, registry.queries.groups(["1"]), results.mirror_cursor("1", "mlflow")]
 
 
 @pytest.mark.parametrize("name", WRITES)

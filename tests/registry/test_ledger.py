@@ -93,15 +93,6 @@ def test_a_mirror_that_follows_the_sequence_ends_up_equal(registry, writes, chun
     assert {(n, step): value for n, series in found.items() for step, value in series} == truth
 
 
-def test_mirror_cursors_are_kept_per_run_and_target(registry):
-    assert registry.results.mirror_cursor("r-0001", "mlflow") == 0
-    registry.results.set_mirror_cursor("r-0001", "mlflow", 5)
-    registry.results.set_mirror_cursor("r-0001", "mlflow", 9)
-    registry.results.set_mirror_cursor("r-0001", "artifacts", 1)
-    assert registry.results.mirror_cursor("r-0001", "mlflow") == 9
-    assert registry.results.mirror_cursor("r-0002", "mlflow") == 0
-
-
 def test_one_evaluation_per_step_label_and_suite(registry):
     registry.results.add_evaluation("r-0001", 230, "after", "test", 600, {"accuracy": 0.6})
     registry.results.add_evaluation(

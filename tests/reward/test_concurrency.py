@@ -1,7 +1,7 @@
 """Rewards that wait: many calls at a time in one worker, and answers that a run remembers."""
 
 import pytest
-from waiting_rewards import Asks, Meets, MeetsOnThreads, Waits, list_tables
+from waiting_rewards import Asks, Meets, MeetsOnThreads, Waits
 
 from rlx.plugin import Sample, Score, sum_costs
 from rlx.plugin.answer_cache import AnswerFile
@@ -14,12 +14,9 @@ def pool():
         yield pool
 
 
-def sample(response, **problem):
-    return Sample(id="a", problem=problem, turn="answer", number=1, response=response)
-
-
 def jobs(reward, *responses, deadline=60.0):
-    return [RewardJob(reward, (sample(each),), deadline) for each in responses]
+    samples = (Sample(id="a", problem={}, turn="answer", number=1, response=r) for r in responses)
+    return [RewardJob(reward, (sample,), deadline) for sample in samples]
 
 
 def show(outcomes):
@@ -38,17 +35,9 @@ def test_calls_that_are_not_async_have_a_thread_each(pool):
 
 def test_what_one_call_does_wrong_is_its_own_fault(pool):
     responses = ["a", "raises", "bb", "hangs", "abstains", "ccc"]
-    line = "line 27 of its file: "
     outcomes = show(pool.score(jobs(Meets(), *responses, deadline=0.5)))
-    outcomes[1] = outcomes[1].replace(line, "")
-    assert outcomes == [
-        1.0,
-        "LookupError: nobody there",
-        2.0,
-        "deadline of 0.5 s passed",
-        None,
-        3.0,
-    ]
+    assert outcomes.pop(1).endswith("LookupError: nobody there")
+    assert outcomes == [1.0, 2.0, "deadline of 0.5 s passed", None, 3.0]
 
 
 def test_a_call_that_stops_all_others_is_found(pool):
@@ -84,7 +73,6 @@ def test_nobody_is_asked_the_same_twice_in_a_run(tmp_path):
         again = show(pool.score(jobs(reward, "b", "a", "fails", "c")))
     assert again[:2] == [first[1], first[0]]
     assert sorted(reward.server.read_text().split()) == ["a", "b", "c", "fails", "fails"]
-    assert [list_tables(answers), list_tables(answers.with_name("1.db"))] == [2, 1]
 
 
 def test_costs_of_answers_are_added_up(tmp_path):

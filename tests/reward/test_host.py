@@ -18,9 +18,6 @@ FAULTS = {
     "spin": f"deadline of {DEADLINE:g} s passed",
     "memory": "MemoryError: it may take 256 MiB",
     "nonsense": "gave str instead of a Step",
-    "other kind": "gave a turn of kind 'shout'; its kinds are say",
-    "not json": "gave info that is not plain JSON",
-    "nan": "gave info that is not plain JSON",
     "deep": "gave info that is not plain JSON",
     "unsendable": "gave a state that is not of plain values",
 }
@@ -32,22 +29,13 @@ REWARDS = (
 )
 
 
-def talk(on_error="fail"):
-    return build_rollout_plan(
-        EnvironmentRolloutSpec.model_validate(
-            {
-                "environment": {"plugin": "game", "on_error": on_error},
-                "num_generations": 2,
-                "max_turns": 5,
-            }
-        )
-    )
-
-
 def grown(host, on_error="fail"):
+    game = {"plugin": "game", "on_error": on_error}
+    said = {"environment": game, "num_generations": 2, "max_turns": 5}
+    plan = build_rollout_plan(EnvironmentRolloutSpec.model_validate(said))
     problems = [Problem(id=name, prompt=name, fields={"name": name}) for name in NAMES]
     session = Hashing(("one", "two", "three"))
-    return sample_rollout_trees(talk(on_error), problems, [1, 2, 3], session, Characters(), host)
+    return sample_rollout_trees(plan, problems, [1, 2, 3], session, Characters(), host)
 
 
 def hosted(pool, **options):
@@ -104,32 +92,13 @@ def test_a_state_that_cannot_be_sent_to_a_worker_is_a_fault(pool):
 # What becomes of a rollout whose environment failed ----------------------------------------------
 
 
-def dropped(trees, table):
-    """Turns that were dropped, by problem."""
-    found = {}
-    for t, s in sorted(table.dropped):
-        found.setdefault(trees[t].problem.id, []).append(s)
-    return found
-
-
-@pytest.fixture
-def half_bad(pool):
-    """Trees of which one has a rollout that failed and one that did not, and where that ends."""
-
-    def grow_with(on_error):
-        trees = grown(hosted(pool, how="raise", on=2, when=SPOKEN), on_error)
-        (bad,) = (tree for tree in trees if tree.problem.id == "bad")
-        failed = [s for s in bad.policy_segments if bad.segments[s].kind == FAILED]
-        assert len(failed) == 1 and len(bad.rollouts) == 2
-        return trees, bad, failed[0]
-
-    return grow_with
-
-
-def test_drop_sample_drops_the_rollout_that_failed(half_bad, pool):
-    trees, bad, failed = half_bad("drop_sample")
+def test_drop_sample_drops_the_rollout_that_failed(pool):
+    trees = grown(hosted(pool, how="raise", on=2, when=SPOKEN), "drop_sample")
+    at = NAMES.index("bad")
+    (failed,) = (s for s in trees[at].policy_segments if trees[at].segments[s].kind == FAILED)
+    assert len(trees[at].rollouts) == 2
     table = score_rollouts(trees, REWARDS, pool)
-    assert dropped(trees, table) == {"bad": list(bad.turns(failed))}
+    assert table.dropped == {(at, s) for s in trees[at].turns(failed)}
     for (t, s), entries in table.turns.items():
         kind = trees[t].segments[s].kind
         assert ("each" in entries) == (kind == "say"), "a turn without an answer is judged by none"

@@ -35,10 +35,10 @@ def tree(*answers):
     return RolloutTree(Problem(id="p", prompt="", fields={}), tuple(segments))
 
 
-def read_values(over, *trees):
+def read_values(over, *trees, turn="answer"):
     use = TurnReward(plugin="parent", turn="confidence", of="accuracy", over=over)
     rewards = [
-        NamedReward("accuracy", TurnReward(plugin="number", turn="answer"), Number()),
+        NamedReward("accuracy", TurnReward(plugin="number", turn=turn), Number()),
         NamedReward("brier", use, Parent()),
     ]
     table = score_rollouts(trees, rewards, InProcess())
@@ -68,11 +68,5 @@ def test_below_leaves_the_turn_itself_out():
         turn(1, "0", number=2),
         turn(1, "0.5", number=2),
     )
-    use = TurnReward(plugin="parent", turn="confidence", of="accuracy", over="below")
-    rewards = [
-        NamedReward("accuracy", TurnReward(plugin="number", turn="*"), Number()),
-        NamedReward("brier", use, Parent()),
-    ]
     tree = RolloutTree(Problem(id="p", prompt="", fields={}), segments)
-    table = score_rollouts([tree], rewards, InProcess())
-    assert table.turns[0, 1]["brier"].raw == pytest.approx(0.25)
+    assert read_values("below", tree, turn="*") == pytest.approx([0.25])

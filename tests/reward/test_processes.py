@@ -11,14 +11,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from leaving_rewards import (
-    ENDS,
-    STARTS,
-    importing,
-    keep_workers_slowly,
-    leaving,
-    waiting,
-)
+from leaving_rewards import ENDS, STARTS, importing, keep_workers_slowly, leaving, waiting
 from patience import LIMIT, wait_until
 
 from rlx.plugin import Sample
@@ -212,11 +205,5 @@ def test_a_job_that_starts_before_its_worker_looks_has_its_deadline(mark, monkey
 
 
 def test_what_a_reward_imports_when_it_is_called_is_not_counted_against_its_deadline(pool):
-    outcomes = [
-        pool.score([RewardJob(importing(), (sample,), DEADLINE)])[0]
-        for sample in (
-            Sample(id="a", problem={}, turn="answer", number=1, response=end)
-            for end in ("", "its deadline")
-        )
-    ]
+    outcomes = [pool.score([job(importing(), end)])[0] for end in ("", "its deadline")]
     assert [outcome.fault for outcome in outcomes] == [None, FAULTS["its deadline"]]

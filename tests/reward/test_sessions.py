@@ -146,9 +146,7 @@ def test_a_turn_from_an_earlier_moment_is_a_branch_that_is_replayed(pool, log):
 
 def test_one_that_cannot_be_opened_costs_itself(pool, log):
     fault, state = begun(hosted(pool, log), ("locked", "a"))
-    assert fault == HostFault("line 29 of its file: OSError: no such world") or (
-        "OSError: no such world" in fault.reason
-    )
+    assert fault.reason.endswith("OSError: no such world")
     assert state.problem == {"name": "a"}
 
 

@@ -21,7 +21,6 @@ from rlx.reward import (
 )
 from rlx.rollout import NO_PARENT, RolloutTree, Segment
 from rlx.spec import GlobalReward, TurnReward, ValueOnError
-from rlx_plugins.rlcr import Brier
 
 
 def named(name, function, turn="answer", *, scope="sample", **use):
@@ -366,10 +365,12 @@ def test_scoring_again_reads_what_was_said_then_and_says_faults():
 # Absence ------------------------------------------------------------------------------------------
 
 
-def test_a_reward_that_abstains_is_absent_without_fault_and_so_is_what_needs_it():
+@each_row("link", ["of", "requires"])
+def test_a_reward_that_abstains_is_absent_without_fault_and_so_is_what_needs_it(link):
     abstaining = named("accuracy", lambda sample: None)
-    table = score_rollouts([TWO], [abstaining, brier], InProcess())
-    for place, name in [((0, 1), "accuracy"), ((0, 3), "brier")]:
+    needy = named("needy", lambda sample: 1.0, "confidence", **{link: "accuracy"})
+    table = score_rollouts([TWO], [abstaining, needy], InProcess())
+    for place, name in [((0, 1), "accuracy"), ((0, 3), "needy")]:
         entry = table.turns[place][name]
         assert (entry.raw, entry.status, entry.reason) == (None, "absent", None)
         assert table.get_turn_total(place) is None, "absent is not zero"
@@ -444,45 +445,6 @@ def test_a_wider_scope_fails_as_one():
     table = score_rollouts([TWO], [judge], InProcess())
     assert table.dropped == {(0, 3), (0, 4)}
     assert table.faults == {"judge": 2}
-
-
-# Together -----------------------------------------------------------------------------------------
-
-
-@each_row("formed", [True, False])
-@each_row("right", [True, False])
-@each_row("confidence", [0.0, 0.25, 1.0])
-def test_the_coupled_reward_is_that_of_rlcr(formed, right, confidence):
-    """0.5 · format + 0.5 · (R + 1) with R = y - (c - y)²; all of it 0 without the form (004, A)."""
-    text = f"{'right' if right else 'wrong'} <confidence>{confidence}</confidence>"
-    step = [RolloutTree(ONE.problem, (ONE.segments[0], turn(0, text)))]
-    rewards = [
-        NamedReward(
-            "brier",
-            TurnReward(plugin="b", turn="answer", of="accuracy", requires="format", weight=0.5),
-            Brier(),
-        ),
-        named("accuracy", lambda s: float("right" in s.response), requires="format", weight=0.5),
-        named("format", lambda s: float(formed), weight=0.5),
-    ]
-    table = score_rollouts(step, rewards, InProcess())
-    y = float(right)
-    coupled = y - (confidence - y) ** 2
-    expected = 0.5 + 0.5 * (coupled + 1) if formed else 0.0
-    assert table.get_turn_total((0, 1)) == pytest.approx(expected)
-    if not formed:
-        assert table.turns[0, 1]["brier"].reason == "format failed"
-
-
-def test_what_requires_an_absent_reward_is_absent():
-    rewards = [
-        named("format", lambda s: None),
-        named("accuracy", is_right, requires="format"),
-    ]
-    table = score_rollouts([ONE], rewards, InProcess())
-    entries = [table.turns[place]["accuracy"] for place in ANSWERS[:2]]
-    assert [(e.raw, e.status) for e in entries] == [(None, "absent")] * 2
-    assert table.faults == {} and table.dropped == frozenset()
 
 
 def test_sums_are_added_in_order_in_every_python():

@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import sqlite3
 import threading
 import time
 from pathlib import Path
@@ -93,10 +92,3 @@ class Asks(Reward):
 
         answer = await recall({"text": sample.response}, ask)
         return Score(answer["asked"])
-
-
-def list_tables(path: Path) -> int:
-    """Number of answers in a file."""
-    with sqlite3.connect(path) as file:
-        (count,) = file.execute("SELECT count(*) FROM answers").fetchone()
-    return int(count)

@@ -202,15 +202,6 @@ def test_more_generations_leave_those_before_as_they_were(few, more):
     assert mine <= {s.seed for s in b.segments if s.kind == "confidence"}
 
 
-def test_a_sampler_that_forgets_a_completion_is_not_believed():
-    class Forgetful(Hashing):
-        def generate(self, requests, sampling):
-            return [group[:-1] for group in super().generate(requests, sampling)]
-
-    with pytest.raises(ValueError, match="zip"):
-        grown(single, ["a"], [1], Forgetful())
-
-
 def test_a_prompt_is_data_and_not_a_template():
     braces = Problem(id="b", prompt="{prompt} {0} {x}", fields={})
     (tree,) = sample_rollout_trees(

@@ -1,29 +1,15 @@
 """Diagnostics as text."""
 
-from dataclasses import replace
-
 from rows import each_row
 
-from rlx.errors import PluginError, SpecError
 from rlx.spec.reading.diagnostics import (
     Diagnostic,
-    InvalidPlugins,
-    InvalidSpec,
     SourceLocation,
-    build_refusal,
     did_you_mean,
     format_diagnostic,
     format_diagnostic_report,
 )
 from rlx.text import escape_unprintable
-
-TYPO = Diagnostic(
-    kind="unknown_key",
-    message="unknown key 'algorithm.epsilom'",
-    position=SourceLocation("experiments/rlcr.yaml", 7, 3, 7, "  epsilom: 0.2"),
-    helps=("did you mean 'epsilon'?",),
-)
-PLUGIN = Diagnostic(kind="plugin", message="no reward plugin named 'briar'")
 
 
 def test_nothing_in_a_file_reaches_the_terminal_as_a_command():
@@ -41,16 +27,6 @@ def test_carets_stand_below_wide_and_escaped_characters():
     ).splitlines()
     assert line == " 1 | 確: \\x1b界x"
     assert carets == "   | " + " " * 8 + "^^^"
-
-
-def test_the_specs_own_faults_decide_the_exit_code_before_plugins():
-    both = build_refusal([PLUGIN, TYPO, TYPO], "f")
-    assert (type(both), both.exit_code) == (InvalidSpec, 2)
-    assert both.diagnostics == (TYPO, PLUGIN)
-    alone = build_refusal([PLUGIN], "f")
-    assert (type(alone), alone.exit_code) == (InvalidPlugins, 3)
-    assert isinstance(alone, SpecError)
-    assert isinstance(alone, PluginError)
 
 
 @each_row(
@@ -71,7 +47,7 @@ def test_the_nearest_name_is_suggested(word, choices, meant):
 
 
 def test_a_report_has_a_note_once():
-    faults = [replace(PLUGIN, message=name, notes=("5 installed: a",)) for name in ("x", "y")]
+    faults = [Diagnostic(kind="plugin", message=m, notes=("5 installed: a",)) for m in "xy"]
     assert format_diagnostic_report(faults, "f.yaml").count("5 installed") == 1
 
 

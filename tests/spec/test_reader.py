@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlx.errors import SpecError
-from rlx.plan import read_spec, validate_document
+from rlx.plan import read_spec
 from rlx.spec import ExperimentSpec
 from rlx.spec.reading.diagnostics import InvalidSpec
 from rlx.spec.reading.reader import read_document
@@ -88,15 +88,6 @@ def test_says_why_a_file_cannot_be_opened(tmp_path):
         read_text(tmp_path / "missing.yaml")
     with pytest.raises(SpecError, match="directory"):
         read_text(tmp_path)
-
-
-def test_reads_the_first_experiment():
-    read = read_spec(RLCR)
-    assert read.spec.name == "rlcr"
-    assert read.spec.model.warm_start.learning_rate == 3e-3
-    assert read.spec.task.options["numbers"] == {"2": 0.3, "3": 0.7}
-    assert read.document.whole_text == RLCR.read_text()
-    assert ExperimentSpec.model_validate(read.spec.dump_resolved()).digest == read.spec.digest
 
 
 def test_a_warm_start_has_the_defaults_of_its_kind_of_model():
@@ -215,14 +206,6 @@ def test_the_value_of_an_override_is_yaml(subtests):
                 assert caught.value.diagnostics[0].position.text == override
             else:
                 assert read_spec(RLCR, [override]).spec.rollout.confidence.template == expected
-
-
-def test_overriding_leaves_the_document_alone():
-    document = read_document(RLCR)
-    before = yaml.safe_dump(document.tree)
-    read_document(RLCR, ["seed=5", "phases.0.steps=1"])
-    assert yaml.safe_dump(document.tree) == before
-    assert validate_document(document, RLCR).spec.seed == 0
 
 
 JSON = st.recursive(

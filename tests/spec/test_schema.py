@@ -26,11 +26,6 @@ def test_every_key_and_the_words_below_it_are_there():
     assert part("RewardsSpec").keys() == {"turn", "global"}
 
 
-def test_plugin_names_are_examples():
-    assert part("TurnReward")["plugin"]["examples"] == ["mine"]
-    assert part("MaskUse")["strategy"]["examples"] == []
-
-
 def test_every_whole_number_has_bounds():
     unbounded = [
         f"{name}.{key}"
