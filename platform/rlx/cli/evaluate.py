@@ -102,12 +102,12 @@ def evaluate(
     if as_json:
         print_json(found.to_json(), allow_nan=False)
         return
-    from rlx.cli import tables
+    from rlx.cli import run_summary
 
     if isinstance(found, results.ModelProbe):
-        tables.show_probes(found.probes)
+        run_summary.show_probes(found.probes)
     else:
-        tables.show_suite(found.suite, found.figures)
+        run_summary.show_suite(found.suite, found.figures)
     sys.stdout.flush()
 
 
