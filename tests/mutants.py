@@ -51,7 +51,8 @@ ROOMS = {
     "loss": Room(("platform/rlx/loss.py",), ("tests/loss", "tests/golden", *JOINTS)),
     "kl": Room(("platform/rlx/kl.py",), ("tests/kl", *JOINTS)),
     "assignment": Room(
-        ("platform/rlx/assignment.py", "platform/rlx/train_batch.py"), (*JOINTS, "tests/golden")
+        ("platform/rlx/credit_assignment.py", "platform/rlx/train_batch.py"),
+        (*JOINTS, "tests/golden"),
     ),
     "reward": Room(
         ("platform/rlx/reward/table.py", "platform/rlx/reward/scoring.py"),

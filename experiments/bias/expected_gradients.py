@@ -15,8 +15,8 @@ import torch
 from stopping_process import TURNS, Process, build_process, grow_tree, list_groups, score_trees
 from torch import Tensor
 
-from rlx.assignment import join_row_rewards, place_row_rewards
 from rlx.batch import build_token_batch
+from rlx.credit_assignment import join_row_rewards, place_row_rewards
 from rlx.discovery import bind_implementation, load_plugin
 from rlx.loss import compute_token_losses
 from rlx.plugin import Estimator

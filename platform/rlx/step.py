@@ -11,7 +11,7 @@ update     : minimise Σ weight · (surrogate(ratio, advantage) + penalty) - ent
 `rlx.run` samples and updates. All between is here: `rlx plan`, check and rescoring do it, too.
 """
 
-from rlx.assignment import (
+from rlx.credit_assignment import (
     build_expected_scores,
     complete_inputs,
     compute_row_scores,

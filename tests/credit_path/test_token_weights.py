@@ -5,9 +5,9 @@ import pytest
 import torch
 from trees import conversation
 
-from rlx.assignment import split_mini_batches
 from rlx.batch import build_token_batch
 from rlx.credit import CreditInputs
+from rlx.credit_assignment import split_mini_batches
 from rlx.spec import CreditSpec, EntropyBonus, LossSpec
 from rlx.step import assign_credit
 from rlx.train_batch import CreditRules, ScoredRows, TokenStreams

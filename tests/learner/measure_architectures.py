@@ -20,7 +20,7 @@ with speed_up_imports():
     import transformers
     from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
-    from rlx.assignment import build_scored_rows
+    from rlx.credit_assignment import build_scored_rows
     from rlx.errors import SpecError
     from rlx.learner import Learner, join_ranks
     from rlx.model import build_policy, find_window

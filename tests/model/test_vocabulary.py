@@ -155,7 +155,7 @@ def test_what_cannot_be_written_or_does_not_fit_is_found(english):
 
 
 def test_a_long_run_on_generated_problems_is_checked_by_the_first_of_them(english, monkeypatch):
-    monkeypatch.setattr("rlx.model.texts.GENERATED_PROBLEMS", 50)
+    monkeypatch.setattr("rlx.model.text_checks.GENERATED_PROBLEMS", 50)
     spec = english(
         task={"plugin": "countdown", "number_range": [1, 20], "target_range": [1, 99]},
         rewards={"turn": {"accuracy": {"plugin": "countdown.verify", "turn": "answer"}}},

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from rlx.assignment import complete_inputs, estimate_credit
+from rlx.credit_assignment import complete_inputs, estimate_credit
 from rlx.discovery import resolve_plugins
 from rlx.errors import PluginError
 from rlx.phase_setup import build_setup

@@ -8,8 +8,8 @@ import torch
 from rows import each_row
 from trees import conversation
 
-from rlx.assignment import join_row_rewards
 from rlx.batch import TokenBatch, build_token_batch
+from rlx.credit_assignment import join_row_rewards
 from rlx.phase_setup import PhaseSetup, build_setup
 from rlx.plan import check_file
 from rlx.record.rollouts import StoredStep, read_step, rollout_table

@@ -6,9 +6,9 @@ import torch
 from rows import each_row
 from token_trees import prompt, turn
 
-from rlx.assignment import split_mini_batches
 from rlx.batch import build_token_batch
 from rlx.credit import CreditInputs
+from rlx.credit_assignment import split_mini_batches
 from rlx.plugin import Problem
 from rlx.rollout import NO_PARENT, RolloutTree
 from rlx.spec import CreditSpec, LossSpec

@@ -128,7 +128,7 @@ def test_credit_is_assigned_by_one_function():
         for path in (ROOT / "platform").rglob("*.py")
         if equations & set(re.findall(r"\w+", path.read_text()))
     }
-    assert users == {"assignment.py", "step.py"}
+    assert users == {"credit_assignment.py", "step.py"}
 
 
 def test_the_engine_names_no_task_environment_or_reward():

@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
-from rlx.assignment import find_lost_rows, join_row_rewards
 from rlx.batch import build_token_batch, list_batch_rows
 from rlx.credit import compute_group_extremes, has_score_spread, structured_scores
+from rlx.credit_assignment import find_lost_rows, join_row_rewards
 from rlx.phase_setup import PhaseSetup
 from rlx.reward import RewardEntry, RewardTable
 from rlx.rollout import RolloutTree, Segment

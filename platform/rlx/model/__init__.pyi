@@ -23,7 +23,7 @@ from .lora import (
     iterate_merged_weights,
     write_model,
 )
-from .texts import (
+from .text_checks import (
     TextSource,
     choose_run_vocabulary,
     choose_vocabulary,

@@ -12,9 +12,9 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor
 
-from rlx.assignment import join_row_rewards
 from rlx.batch import BatchRow, TokenBatch, build_token_batch
 from rlx.credit import CreditInputs, place_rewards
+from rlx.credit_assignment import join_row_rewards
 from rlx.discovery import build_placement
 from rlx.errors import RegistryError
 from rlx.model import ModelDialogue, folder_dialogue, load_local_dialogue

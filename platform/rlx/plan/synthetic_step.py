@@ -9,8 +9,8 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from rlx.agents import build_rollout_host
-from rlx.assignment import build_scored_rows, find_lost_rows
 from rlx.credit import CreditInputs, TurnWithoutTokens, structured_scores
+from rlx.credit_assignment import build_scored_rows, find_lost_rows
 from rlx.phase_setup import PhaseSetup
 from rlx.plan.memory import ModelShape, load_model_shape
 from rlx.plan.synthetic_responses import (

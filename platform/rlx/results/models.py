@@ -15,8 +15,8 @@ import torch
 from pydantic_core import to_json
 
 from rlx.agents import build_rollout_host
-from rlx.assignment import build_scored_rows, find_lost_rows
 from rlx.checkpoint import copy_checkpoint, read_state, write_weights
+from rlx.credit_assignment import build_scored_rows, find_lost_rows
 from rlx.errors import EnvironmentFault, SpecError
 from rlx.evaluation import FirstContact, describe_first_contact
 from rlx.home import format_path

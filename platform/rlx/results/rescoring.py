@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlx.assignment import build_scored_rows, compute_answer_scores, find_lost_rows
 from rlx.batch import list_batch_rows
+from rlx.credit_assignment import build_scored_rows, compute_answer_scores, find_lost_rows
 from rlx.discovery import describe_data_changes, describe_plugin_changes, list_plugin_records
 from rlx.errors import ShapeError, SpecError
 from rlx.launch import locate_run_folder, open_registry

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from rlx.agents import build_rollout_host
-from rlx.assignment import find_lost_rows, join_row_rewards
 from rlx.batch import build_token_batch, list_batch_rows
 from rlx.credit import compute_group_extremes, has_score_spread, structured_scores
+from rlx.credit_assignment import find_lost_rows, join_row_rewards
 from rlx.model import Policy
 from rlx.phase_setup import PhaseSetup
 from rlx.plugin import Problem, Task

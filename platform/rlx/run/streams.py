@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlx.assignment import compute_answer_scores
 from rlx.batch import TokenBatch
 from rlx.credit import fill_between_ends
+from rlx.credit_assignment import compute_answer_scores
 from rlx.discovery import import_implementation, list_providers
 from rlx.errors import RegistryError, SpecError
 from rlx.phase_setup import PhaseSetup

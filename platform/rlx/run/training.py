@@ -3,7 +3,7 @@
 import time
 from dataclasses import dataclass
 
-from rlx.assignment import build_scored_rows, split_mini_batches
+from rlx.credit_assignment import build_scored_rows, split_mini_batches
 from rlx.errors import DivergedModelError
 from rlx.learner import CriticStats, UpdateStats, critic_rate
 from rlx.phase_setup import PhaseSetup
