@@ -56,11 +56,8 @@ def kill_descendants(patience: float = 0.0, spare: Collection[int] = ()) -> None
     me, waited, pause = psutil.Process(), 0.0, _PAUSE
 
     def list_others() -> list[psutil.Process]:
-        found = [p for p in me.children() if p.pid not in spare]
-        for process in found[:]:
-            with suppress(psutil.Error):
-                found += process.children(recursive=True)
-        return found
+        spared = {p.pid for pid in spare for p in list_descendants(pid)}.union(spare)
+        return [p for p in me.children(recursive=True) if p.pid not in spared]
 
     while waited < patience and (found := list_others()):
         psutil.wait_procs(found, timeout=pause)

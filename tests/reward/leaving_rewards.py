@@ -35,6 +35,22 @@ ENDS = {
 
 
 @reward
+def orphaning(sample):
+    """Leaves an orphan that has ended; returns the id of the process that adopts it."""
+    reading, writing = os.pipe()
+    if not (parent := os.fork()):
+        if not os.fork():
+            os.close(writing)
+            os.read(reading, 1)  # until its parent has ended
+        os._exit(0)
+    os.waitpid(parent, 0)
+    os.close(writing)
+    os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)
+    os.close(reading)
+    return os.getpid()
+
+
+@reward
 def leaving(sample, *, how: str, end: str = ""):
     """Starts processes that sleep for as many seconds as the response says, then ends so."""
     STARTS[how](sample.response)

@@ -11,7 +11,15 @@ from pathlib import Path
 
 import psutil
 import pytest
-from leaving_rewards import ENDS, STARTS, importing, keep_workers_slowly, leaving, waiting
+from leaving_rewards import (
+    ENDS,
+    STARTS,
+    importing,
+    keep_workers_slowly,
+    leaving,
+    orphaning,
+    waiting,
+)
 from patience import LIMIT, wait_until
 
 from rlx.plugin import Sample
@@ -64,6 +72,12 @@ def test_what_a_scorer_started_ends_with_it(pool, mark, how, end):
     (outcome,) = pool.score([job(leaving(how=how, end=end), mark, deadline)])
     assert outcome == JobOutcome(fault=FAULTS[end])
     assert marked(mark) == []
+
+
+def test_orphans_that_have_ended_are_collected(pool):
+    (outcome,) = pool.score([job(orphaning(), "", deadline=60)])
+    assert outcome.fault is None
+    assert not psutil.Process(int(outcome.verdicts[0].value)).children()
 
 
 @pytest.mark.parametrize("how", STARTS)

@@ -554,6 +554,8 @@ class JobProcess:
         except Exception as error:  # noqa: BLE001  (unpickling imports plugins, which may raise)
             return ChunkReport(fault=f"cannot be read by a worker: {describe_error(error)}")
         pickled = pickle.dumps(outcomes, pickle.HIGHEST_PROTOCOL)
+        if not has_sessions():  # whose own processes they could be
+            reap_orphans()
         self._calls += len(outcomes)
         is_old = self._calls > _RENEW_AFTER and not has_sessions()
         cpu_seconds = time.process_time() - began
