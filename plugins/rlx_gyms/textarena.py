@@ -259,9 +259,12 @@ class TextArenaTask(NeedsLibrary, GymTask):
     def demonstrates(self) -> bool:
         return bool(self.moves)
 
-    def lesson(self, index: int, seed: int) -> Problem:
+    def _require_moves(self) -> None:
         if not self.moves:
             raise NotImplementedError("task.moves lists the moves of a warm start")
+
+    def lesson(self, index: int, seed: int) -> Problem:
+        self._require_moves()
         return super().lesson(index, seed)
 
     def demonstration(self, problem: Problem, seed: int) -> Demonstration:
@@ -270,6 +273,7 @@ class TextArenaTask(NeedsLibrary, GymTask):
     def act(
         self, problem: Problem, turns: Sequence[str], observations: Sequence[str], seed: int
     ) -> str:
+        self._require_moves()
         return random.Random(f"textarena/act/{seed}/{len(turns)}").choice(self.moves)
 
 

@@ -287,7 +287,7 @@ def test_options_are_blamed_at_their_line():
     assert "did you mean 'strict'?" in text
     assert "did you mean 'hard'?" in text
     assert "'task.span.0' must be a whole number, not text '1'" in text
-    assert [d.path[-1] for d in error.diagnostics] == ["wieght", "strcit", 0, "level"]
+    assert [d.path[-1] for d in error.diagnostics] == ["wieght", "strcit", "level", 0]
 
 
 def test_a_plugins_own_validator_is_quoted_at_its_key():
