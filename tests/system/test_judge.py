@@ -10,11 +10,14 @@ import subprocess
 import zlib
 from contextlib import ExitStack, closing
 from pathlib import Path
+from threading import Thread
 
+import psutil
 import pytest
 import yaml
 from dashboards import START, serve
 from judge_server import JudgeServer
+from patience import wait_until
 
 from rlx.plugin import Sample
 from rlx.reward import RewardJob, RewardPool
@@ -34,7 +37,7 @@ def _token(monkeypatch):
 def open_server():
     """Makes servers that end with the test."""
     with ExitStack() as ending:
-        yield lambda *given: ending.enter_context(closing(JudgeServer(*given)))
+        yield lambda *given, **named: ending.enter_context(closing(JudgeServer(*given, **named)))
 
 
 def find_number(prompt):
@@ -51,11 +54,11 @@ def plan_troubles(prompt):
     return rng.choices(TROUBLES, k=rng.randrange(4))
 
 
-def build_jobs(server, count, **options):
+def build_jobs(server, count, deadline=120.0, **options):
     judge = Judge(
         model="m", base_url=server.url, key="JUDGE_TOKEN", at_once=16, try_seconds=1.0, **options
     )
-    return [RewardJob(judge, (build_sample(i),), 120.0) for i in range(count)]
+    return [RewardJob(judge, (build_sample(i),), deadline) for i in range(count)]
 
 
 def build_sample(number):
@@ -69,17 +72,20 @@ def list_values(outcomes):
     return [o.fault if o.fault is not None else o.verdicts[0].value for o in outcomes]
 
 
+RIGHT = [i % 11 / 10 for i in range(1000)]
+
+
 def test_a_server_in_trouble_costs_no_verdict(open_server):
     server = open_server(say_number, plan_troubles)
     with RewardPool(2, 1024) as pool:
-        limits = {"requests_per_minute": 6000, "tokens_per_minute": 1e6}
-        outcomes = pool.score(build_jobs(server, 120, **limits))
-    assert list_values(outcomes) == pytest.approx([i % 11 / 10 for i in range(120)])
+        outcomes = pool.score(build_jobs(server, 120))
+    assert list_values(outcomes) == pytest.approx(RIGHT[:120])
     assert set(server.replied.values()) == {1} and len(server.replied) == 120
+    assert 1 <= server.most <= 16
     tries = [len(plan_troubles(f"answer number {i}")) + 1 for i in range(120)]
     assert [o.verdicts[0].parts["requests"] for o in outcomes] == tries
     assert {o.verdicts[0].parts["tokens"] for o in outcomes} == {110.0}
-    assert server.keys == {f"Bearer {TOKEN}"}
+    assert {h["authorization"] for h in server.headers} == {f"bearer {TOKEN}"}
 
 
 @pytest.mark.parametrize(
@@ -119,19 +125,31 @@ def count_kept(path):
             return 0
 
 
-def test_a_judged_run_that_is_killed_half_way_asks_nobody_twice(home, open_server, monkeypatch):
-    monkeypatch.setitem(home.environment, "JUDGE_TOKEN", TOKEN)
+def test_what_was_answered_before_a_kill_is_not_asked_again(tmp_path, open_server):
+    path = tmp_path / "answers" / "0.db"
+    server = open_server(say_number, last=40)
+    with RewardPool(1, 1024, path) as pool:
+        payload = build_jobs(server, 100)
+        scoring = Thread(target=lambda: pool.score(payload), daemon=True)
+        scoring.start()
+        wait_until("forty answers", lambda: count_kept(path) == 40)
+        asked = {prompt: server.asked[prompt] for prompt in server.replied}
+        server.last = None
+        for worker in psutil.Process().children():
+            for process in worker.children():
+                process.kill()
+        scoring.join()  # in another process, as a resumed run does
+    with RewardPool(1, 1024, path) as pool:
+        assert list_values(pool.score(build_jobs(server, 100))) == pytest.approx(RIGHT[:100])
+    assert len(asked) == 40 and len(server.replied) == 100
+    assert {prompt: server.asked[prompt] for prompt in asked} == asked
+    assert TOKEN.encode() not in path.read_bytes()
+
+
+def test_a_judged_run_that_is_killed_half_way_asks_nobody_twice(home, open_server):
     server = open_server(lambda prompt: f'{{"score": {zlib.crc32(prompt.encode()) % 11}}}')
-    judged = {
-        "plugin": "judge",
-        "turn": "answer",
-        "model": "m",
-        "base_url": server.url,
-        "key": "JUDGE_TOKEN",
-        "question": "{target}",
-        "deadline": 600,
-        "at_once": 8,
-    }
+    judged = {"plugin": "judge", "turn": "answer", "model": "m", "base_url": server.url,
+              "key": None, "question": "{target}", "deadline": 600, "at_once": 8}  # fmt: skip
     sets = {
         **home.brief,
         "phases.0.steps": 3,
@@ -158,7 +176,6 @@ def test_a_judged_run_that_is_killed_half_way_asks_nobody_twice(home, open_serve
     assert set(server.replied) == wanted and set(server.replied.values()) == {1}
     assert home.differences(whole, killed) == []
     assert home.run(killed).attempt > 1
-    assert TOKEN.encode() not in answers.read_bytes()
 
 
 def test_a_run_ends_with_a_checkpoint_when_its_judge_has_cost_enough(home, open_server):
@@ -174,6 +191,21 @@ def test_a_run_ends_with_a_checkpoint_when_its_judge_has_cost_enough(home, open_
     with home.registry() as registry:
         (left,) = registry.results.checkpoints(run.id)
     assert left.step == run.step == 1
+
+
+def test_rankings_and_limits_per_minute(open_server):
+    def prefer(prompt):
+        first, second = map(int, re.findall(r"answer number (\d+)", prompt))
+        return f'{{"better": "{"first" if first > second else "second"}"}}'
+
+    server = open_server(prefer)
+    limits = {"requests_per_minute": 6000, "tokens_per_minute": 1e6}
+    judge = JudgeRanking(model="m", base_url=server.url, key=None, **limits)
+    samples = tuple(map(build_sample, range(4)))
+    with RewardPool(1, 1024) as pool:
+        (outcome,) = pool.score([RewardJob(judge, samples, 60.0)])
+    assert [v.value for v in outcome.verdicts] == pytest.approx([0, 1 / 3, 2 / 3, 1])
+    assert server.replied.total() == 12
 
 
 def test_a_model_that_rlx_serves_is_a_judge(tmp_path):
