@@ -60,13 +60,18 @@ class GymTask(Plugin):
 
     def is_for(self, split: Split, shown: str) -> bool:
         """Whether a problem that shows this text is of a split."""
-        return (zlib.crc32(shown.encode()) % self.held_out == 0) == (split == "test")
+        return is_of_split(split, shown, self.held_out)
 
     def problem(self, split: Split, index: int, seed: int) -> Problem:
         raise NotImplementedError
 
     def lesson(self, index: int, seed: int) -> Problem:
         return self.problem("train", index, seed)
+
+
+def is_of_split(split: Split, shown: str, held_out: int) -> bool:
+    """Whether a problem that shows this text is of a split; one in `held_out` is for testing."""
+    return (zlib.crc32(shown.encode()) % held_out == 0) == (split == "test")
 
 
 def is_installed(module: str) -> bool:

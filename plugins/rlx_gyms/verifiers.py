@@ -7,7 +7,6 @@ import random
 import select
 import subprocess
 import time
-import zlib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import lru_cache
@@ -27,7 +26,7 @@ from rlx.plugin import (
     Step,
     expand_path,
 )
-from rlx_gyms.libraries import GymTask
+from rlx_gyms.libraries import GymTask, is_of_split
 
 _PROGRAM = Path(__file__).with_name("verifiers_worker.py")
 _LONGEST_MESSAGE = 1_000_000
@@ -274,7 +273,7 @@ def _list_rows(source: TasksetSource, held_out: int, split: Split) -> tuple[int,
     rows = tuple(
         number
         for number in range(get_process(source).count())
-        if (zlib.crc32(_read_row(source, number)[0].encode()) % held_out == 0) == (split == "test")
+        if is_of_split(split, _read_row(source, number)[0], held_out)
     )
     if not rows:
         raise ValueError(f"none of the rows of {source.taskset} falls into the split {split!r}")

@@ -289,6 +289,13 @@ def has_tables(connection: Connection, label: str) -> bool:
 
 
 def require_tables(connection: Connection, label: str) -> None:
-    """Raises NoTablesError, or SchemaError, unless this version can use the database."""
+    """Raises NoTablesError, or SchemaError, unless this version can use the database.
+
+    An SQLite file with tables of its own is somebody else's; one without any is a registry whose
+    creation was interrupted, or is going on.
+    """
     if not has_tables(connection, label):
-        raise NoTablesError(f"{label} is not a run registry: it has no registry tables")
+        is_file = connection.dialect.name == "sqlite"
+        is_taken = is_file and inspect(connection).get_table_names()
+        fault = SchemaError if is_taken else NoTablesError
+        raise fault(f"{label} is not a run registry: it has no registry tables")

@@ -10,6 +10,8 @@ from many import processes
 from rows import each_row
 from submissions import submit
 
+from rlx.errors import SpecError
+from rlx.launch import open_registry
 from rlx_registry import (
     DatabaseUnavailableError,
     Registry,
@@ -111,6 +113,18 @@ def test_a_database_without_a_registry_is_refused_in_words(path):
     query(path, "CREATE TABLE somebody_elses (a)")
     with pytest.raises(SchemaError, match="is not a run registry"):
         Registry.open(url(path), read_only=True)
+
+
+def test_a_registry_whose_creation_was_interrupted_is_none_yet(path):
+    query(path, "PRAGMA journal_mode=wal")
+    assert path.exists()
+    with (
+        pytest.raises(SpecError, match="submit an experiment first"),
+        open_registry(url(path)) as registry,
+    ):
+        registry.runs()
+    with Registry.open(url(path)) as registry:
+        assert registry.runs() == []
 
 
 def test_a_finished_registry_can_be_read_where_nothing_can_be_written(path, monkeypatch):

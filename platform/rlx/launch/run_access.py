@@ -78,7 +78,7 @@ def open_registry(url: str, *, read_only: bool = True) -> Iterator[Registry]:
         with Registry.open(target, read_only=read_only) as registry:
             yield registry
     except RegistryDatabaseError as error:
-        if isinstance(error, NoTablesError) and path is None:  # else it is somebody else's file
+        if isinstance(error, NoTablesError):
             raise SpecError(f"{error}; submit an experiment first") from error
         raise convert_to_rlx_error(error) or error from error
 

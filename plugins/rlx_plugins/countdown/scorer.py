@@ -119,10 +119,9 @@ def grade_solution(
             is_right = abs(value - target) < TOLERANCE
         else:
             is_right = _exactly_equal(value, target)
+        # Last, so that other answers have the same reason by either rule.
         if is_right and "." in equation and not allow_decimals:
-            return Grade(
-                "format", "decimal number"
-            )  # last, so that other answers have the same reason by either rule
+            return Grade("format", "decimal number")
         return _RIGHT if is_right else _WRONG_VALUE
     except ZeroDivisionError:
         return Grade("format", "not computable: division by zero")
