@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import threading
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -79,6 +80,14 @@ def is_alive(process):
         return False
 
 
+def list_sandboxes():
+    found = []
+    for process in psutil.Process().children(recursive=True):
+        with suppress(psutil.Error):  # it has just ended
+            found += [process] * (process.name() == "bwrap")
+    return found
+
+
 def list_files(folder):
     return sorted((str(p), p.lstat().st_mode) for p in Path(folder).rglob("*"))
 
@@ -96,7 +105,7 @@ def test_no_program_reaches_anything_outside_and_each_has_its_reason(tmp_path, m
         )
         with RewardPool(2, 1024) as pool:
             outcomes = pool.score([build_job(p.code, p.test) for p in programs])
-            left = [p for p in psutil.Process().children(recursive=True) if p.name() == "bwrap"]
+            left = list_sandboxes()
             wait_until("the sandboxes to end", lambda: not any(map(is_alive, left)))
         wrong = []
         for program, outcome in zip(programs, outcomes, strict=True):
