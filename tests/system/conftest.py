@@ -18,7 +18,7 @@ from types import SimpleNamespace
 
 import psutil
 import pytest
-from guests import write_distribution
+from guests import importable, write_distribution
 from patience import LIMIT, find_processes, signal_processes, stop_process, wait_until
 from run_homes import MIRRORED, RLCR, SMALL, ReadHome
 
@@ -84,14 +84,23 @@ class Home(ReadHome):
         names = ("broken", "unhurried", "held")
         points = "".join(f"{name} = rlx_guest:{name}\n" for name in names)
         self.offer(f"[rlx.rewards]\n{points}", rlx_guest=GUEST)
-        inherited = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
         self.environment = {
             **os.environ,
             "RLX_HOME": str(self.path),
-            "PYTHONPATH": os.pathsep.join([str(folder / "guest"), *inherited]),
             "CUDA_VISIBLE_DEVICES": "",
             "COLUMNS": "160",
         }
+        self.add_path(folder / "guest")
+
+    def add_path(self, *paths):
+        """Has runs import from these folders, before all others."""
+        known = self.environment.get("PYTHONPATH", "").split(os.pathsep)
+        every = [*map(str, paths), *filter(None, known)]
+        self.environment["PYTHONPATH"] = os.pathsep.join(every)
+
+    def add_plugins(self, name):
+        """Offers the distribution `plugins/NAME` too."""
+        self.add_path(*importable(name, self.folder / name))
 
     def offer(self, points, **modules):
         """Writes what the one distribution beside rlx offers, in place of what it offered."""
@@ -159,7 +168,11 @@ class Home(ReadHome):
     @property
     def held(self):
         """Of a run whose steps wait while `lock` is there."""
-        use = f"{{plugin: held, turn: answer, lock: '{self.lock}', deadline: {LIMIT:g}}}"
+        return self.hold_turns("answer")
+
+    def hold_turns(self, kind):
+        """The same, for turns of another kind."""
+        use = f"{{plugin: held, turn: '{kind}', lock: '{self.lock}', deadline: {LIMIT:g}}}"
         return {"rewards.turn.held": use}
 
     def hold(self):
@@ -200,7 +213,7 @@ class Home(ReadHome):
     def thaw(self, rank):
         """Lets a process go on once its supervisor has asked it to end."""
         self.until(lambda: is_asked_to_end(rank), "its supervisor to pass that on")
-        os.kill(rank, signal.SIGCONT)
+        signal_processes([rank], signal.SIGCONT)
 
     def running(self):
         """Every process of this machine that has not ended."""
@@ -215,8 +228,11 @@ def has_begun(progress):
 
 
 def is_asked_to_end(pid):
-    """Whether a process that is frozen will find a SIGTERM."""
-    (line,) = re.findall(r"ShdPnd:\s*(\w+)", Path(f"/proc/{pid}/status").read_text())
+    """Whether a process that is frozen will find a SIGTERM, or has been killed meanwhile."""
+    try:
+        (line,) = re.findall(r"ShdPnd:\s*(\w+)", Path(f"/proc/{pid}/status").read_text())
+    except (FileNotFoundError, ProcessLookupError):
+        return True
     return bool(int(line, 16) >> (signal.SIGTERM - 1) & 1)
 
 
@@ -250,8 +266,7 @@ def pytest_collection_modifyitems(items):
 def at_home(folder):
     home = Home(folder)
     yield home
-    for pid in home.processes():  # of a test that failed half-way
-        os.kill(pid, signal.SIGKILL)
+    signal_processes(home.processes(), signal.SIGKILL)  # of a test that failed half-way
 
 
 @pytest.fixture(scope="session")
@@ -266,12 +281,9 @@ def own_home(tmp_path_factory):
 
 
 @pytest.fixture
-def own(home, tmp_path):
+def own(tmp_path):
     """A home of this test's own, in which nothing goes on at the end."""
-    own = type(home)(tmp_path)
-    yield own
-    for pid in own.processes():
-        os.kill(pid, signal.SIGKILL)
+    yield from at_home(tmp_path)
 
 
 class Finished:

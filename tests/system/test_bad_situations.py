@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 import pytest
-from patience import LIMIT, find_processes
+from patience import LIMIT, find_processes, signal_processes
 
 from rlx.launch.failures import RESERVE_BYTES
 from rlx_registry import read_body
@@ -86,8 +86,8 @@ def mount(home, tmp_path):
 
     yield make
     for made in mounts:
-        for pid in find_processes(made.environment["RLX_HOME"]):  # of a test that failed half-way
-            os.kill(pid, signal.SIGKILL)
+        # Of a test that failed half-way.
+        signal_processes(find_processes(made.environment["RLX_HOME"]), signal.SIGKILL)
         made.holder.kill()
         made.holder.communicate()
 

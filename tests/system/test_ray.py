@@ -125,14 +125,12 @@ def test_a_cluster_that_does_not_answer_is_said_at_once(own_home):
     assert done.returncode == 4
 
 
-def test_ray_that_is_missing_is_named_with_its_extra(own_home, tmp_path):
+def test_ray_that_is_missing_is_named_with_its_extra(own, tmp_path):
     """A folder before the installed packages, which says that rlx wants another Ray."""
     wanted = list_packages()["ray"].range
-    write_distribution(tmp_path, "ray", version="0.1")
-    before = own_home.environment["PYTHONPATH"]
-    own_home.environment["PYTHONPATH"] = f"{tmp_path}:{before}"
-    done = own_home.rlx("submit", own_home.yaml, sets={"runner.launcher": "ray"})
-    own_home.environment["PYTHONPATH"] = before
+    write_distribution(tmp_path / "old", "ray", version="0.1")
+    own.add_path(tmp_path / "old")
+    done = own.rlx("submit", own.yaml, sets={"runner.launcher": "ray"})
     assert f"needs the package ray{wanted}, found 0.1" in done.stderr
     assert "pip install 'rlx[ray]'" in done.stderr
     assert done.returncode == 4

@@ -5,7 +5,7 @@ import signal
 
 import pytest
 import slurm
-from patience import LIMIT
+from patience import LIMIT, signal_processes
 
 from rlx.launch import is_job, reconcile_job
 from rlx_registry import RegistryDatabaseError
@@ -27,8 +27,7 @@ def there(cluster, own_home, tmp_path_factory):
     with pytest.MonkeyPatch.context() as own:
         own.setenv("SLURM_CONF", cluster.environment["SLURM_CONF"])
         yield made
-    for pid in made.processes():
-        os.kill(pid, signal.SIGKILL)
+    signal_processes(made.processes(), signal.SIGKILL)
 
 
 def status(home, run):

@@ -26,15 +26,6 @@ def test_logs(finished, home):
     assert "report_failed" not in kinds
 
 
-def test_submitting_the_same_again_does_nothing(finished, home):
-    again = home.rlx("submit", home.yaml, sets=home.small)
-    assert again.returncode == 0
-    assert f"nothing to do: spec {finished.record.digest}, seed 0 already finished" in again.stdout
-    quiet = home.rlx("submit", home.yaml, "-q", sets=home.small)
-    assert (quiet.returncode, quiet.stdout) == (0, f"{finished.id}\n")
-    assert home.run(finished.id) == finished.record
-
-
 def test_pictures_are_drawn_when_asked_for_and_recorded(finished, home):
     done = home.rlx("status", finished.id, "--pictures")
     assert done.returncode == 0, done.stderr

@@ -38,10 +38,12 @@ def cmdline(pid):
 
 def test_every_step_is_taken_and_the_sampler_stays_the_learner(own_home):
     own_home.environment["CXX"] = "/nowhere/c++"
-    run_id = own_home.submit("-d", yaml=QUICK, sets=SETS)
+    run_id = own_home.submit("-d", yaml=QUICK, sets={**SETS, **own_home.held})
     (worker,) = wait_until("its worker", lambda: workers(own_home))
     wait_until("a step", lambda: own_home.run(run_id).step >= 1)
+    own_home.hold()  # or the run could be over
     os.kill(worker, signal.SIGKILL)
+    own_home.release()
     wait_until("the run to end", lambda: own_home.run(run_id).ended)
     wait_until("every process to end", lambda: not own_home.processes())
     run = own_home.run(run_id)
