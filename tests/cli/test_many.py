@@ -122,14 +122,6 @@ def test_a_group_is_not_called_as_an_experiment(url, capsys):
     assert list(groups(url)) == ["rlcr-seeds-2"]
 
 
-def test_nothing_is_recorded_where_one_member_cannot_be(url, capsys):
-    grid = ("--grid", "estimator.confidence.normalize=center,stdd")
-    assert main(["submit", str(RLCR), "--seeds", "0..1", *grid, "--queue"]) == 2
-    assert "stdd" in capsys.readouterr().err
-    with pytest.raises(Exception, match="no registry"):
-        Registry.open(url, create=False)
-
-
 def test_a_group_is_followed_by_a_line_per_change(url, capsys):
     members = read_run_group(RLCR, (), "0..1", ("estimator.confidence.normalize=center",))
     with Registry.open(url) as registry:

@@ -142,14 +142,18 @@ class Home(ReadHome):
         """Every process that was started for this home, whoever its parent is now."""
         return find_processes(self.path)
 
+    def find(self, word, but=None):
+        """Those of them with a word in their command lines, and without another one."""
+        found = []
+        for pid in self.processes():
+            with suppress(psutil.Error):  # it has just ended
+                command = "\0".join(psutil.Process(pid).cmdline())
+                found += [pid] * (word in command and (but is None or but not in command))
+        return found
+
     def ranks(self, run_id):
         """Processes that train a run."""
-        mark, found = self.run(run_id).directory, []
-        for pid in self.processes():
-            with suppress(psutil.Error):
-                command = psutil.Process(pid).cmdline()
-                found += [pid] * (mark in command and "torch.distributed.run" not in command)
-        return found
+        return self.find(f"\0{self.run(run_id).directory}\0", but="torch.distributed.run")
 
     def freeze(self, *stopped):
         """Stops processes, at a moment at which none of them holds the registry's lock."""
