@@ -3,9 +3,9 @@
 import json
 import os
 import subprocess
-import sys
 
 import pytest
+from dashboards import START
 from guests import installed
 
 from rlx.cli import main
@@ -138,11 +138,10 @@ def test_a_surprise_is_one_line_and_the_traceback_is_kept(tmp_path, monkeypatch,
 
 
 def test_a_reader_that_leaves_is_told_nothing(tmp_path):
-    command = [sys.executable, "-c", "import sys; from rlx.cli import main; sys.exit(main())"]
     reading, writing = os.pipe()
     os.close(reading)
     done = subprocess.run(
-        [*command, "validate", "--schema"],
+        [*START, "validate", "--schema"],
         stdout=writing,
         stderr=subprocess.PIPE,
         env=os.environ | {"PYTHONPATH": str(tmp_path)},
