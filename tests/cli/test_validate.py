@@ -9,7 +9,6 @@ from dashboards import START
 from guests import installed
 
 from rlx.cli import main
-from rlx.cli.verb_group import VERBS
 
 GOOD = """\
 name: guest
@@ -49,14 +48,6 @@ def guest(folder, monkeypatch):
     monkeypatch.delenv("RLX_DEBUG", raising=False)
     with installed(folder, monkeypatch, "rlx-cli-guest", POINTS, cli_guest=MODULE):
         yield
-
-
-def test_help_and_version(capsys):
-    assert main(["--help"]) == 0
-    said = capsys.readouterr().out
-    assert all(verb in said for verb in VERBS)
-    assert main(["--version"]) == 0
-    assert capsys.readouterr().out.startswith("rlx ")
 
 
 def test_exit_codes_and_every_file(capsys, subtests):

@@ -1,8 +1,7 @@
 """Every test of this folder is `system`; and runs for them, made through the command line.
 
-Starting a run costs far more than running one this small, so a few runs serve all tests: one that
-is followed to its end, and several at once in the same home: the same experiment, whose follower is
-interrupted; one whose scorer fails; one that is stopped; and one that is stopped before it begins.
+Starting a run costs far more than running one this small, so one that is followed to its end serves
+many tests.
 """
 
 import fcntl
@@ -14,7 +13,6 @@ import subprocess
 import sys
 from contextlib import suppress
 from pathlib import Path
-from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -312,38 +310,3 @@ def finished(home):
 def own_finished(own_home):
     """A run to whose records a module adds."""
     return Finished(own_home, SMALL)
-
-
-@pytest.fixture(scope="session")
-def others(home, finished):
-    """Several runs at once; by the time they are given out, all have ended."""
-    long = home.submit("-d", sets={**SMALL, "name": "long", "phases.0.steps": 100_000})
-    followed = home.begin("submit", home.yaml, "--again", sets={**SMALL, "name": "followed"})
-    left = wait_until("it to be recorded", lambda: by_name(home, "followed"))["followed"]
-    wait_until("it to run", lambda: home.run(left).status == "running")
-    home.freeze(*(ranks := home.await_ranks(left)))
-    os.killpg(followed.pid, signal.SIGINT)
-    interrupted = ended(followed)
-    status_then = home.run(left).status
-    signal_processes(ranks, signal.SIGCONT)
-    guest = {"name": "failing", "rewards.turn.guest": "{plugin: broken, turn: answer}"}
-    failing = home.begin("submit", home.yaml, sets={**SMALL, **guest})
-    early = {**SMALL, "seed": 1, "model.warm_start.steps": 100_000}  # it takes no step
-    hasty = home.submit("-d", sets=early)
-    assert home.rlx("stop", hasty).returncode == 0
-    wait_until("the long run to train", lambda: home.run(long).step > 1)
-    pid = home.run(long).pid
-    family = [pid, *(p.pid for p in psutil.Process(pid).children(recursive=True))]
-    assert home.rlx("stop", long).returncode == 0
-    failed = ended(failing)
-    wait_until("every process to end", lambda: not home.processes())
-    return SimpleNamespace(
-        long=long, left=left, hasty=hasty, failing=by_name(home, "failing")["failing"],
-        family=family, interrupted=interrupted, status_then=status_then, failed=failed,
-    )  # fmt: skip
-
-
-def by_name(home, *names):
-    with home.registry() as registry:
-        found = {run.name: run.id for run in registry.runs()}
-    return found if found.keys() >= set(names) else None
