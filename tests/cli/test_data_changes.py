@@ -156,19 +156,6 @@ def test_validate_says_which_data_are_missing(files, capsys):
     assert "questions.jsonl" in said and "mine.yaml:4:" in said
 
 
-def test_a_run_does_not_go_on_with_other_data(registry, files, capsys):
-    submit(capsys)
-    assert registry.transition("r-0001", {"queued"}, "stopped")
-    write("questions.jsonl", "12345")
-    assert main(["resume", "r-0001", "--detach"]) == 2
-    said = " ".join(capsys.readouterr().err.split())
-    assert (
-        "r-0001 cannot go on with other data. task plugin 'dataset': train questions.jsonl " in said
-    )
-    assert "was 4 records with digest " in said and "and is 5 records with digest " in said
-    assert "test.jsonl" not in said and "--from-checkpoint r-0001@latest" in said
-
-
 def test_a_run_from_the_queue_does_not_begin_with_other_data(files, capsys, monkeypatch):
     submit(capsys)
     run = RunFolder(files / "home" / "runs" / "r-0001")

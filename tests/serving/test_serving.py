@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from dataclasses import replace
 from threading import Event
 
-import httpx
 import pytest
 import torch
 from babblers import babbler
@@ -120,26 +119,6 @@ def test_log_likelihoods_are_those_of_a_plain_forward(words):
     assert found["usage"] == {
         "prompt_tokens": prompt, "completion_tokens": 3, "total_tokens": prompt + 3
     }  # fmt: skip
-
-
-def test_a_seed_gives_the_same_text_in_any_company(words):
-    def ask(prompt, seed, limit):
-        return {"prompt": prompt, "seed": seed, "max_tokens": limit, "n": 2}
-
-    asked = [ask(PROMPTS[k % 3], k % 5, 1 + k % 7) for k in range(24)]
-    alone = [[c["text"] for c in words.complete(**each)["choices"]] for each in asked]
-    assert len({text for texts in alone for text in texts}) > 24
-
-    async def ask_all():
-        transport = httpx.ASGITransport(words.app)
-        async with httpx.AsyncClient(
-            transport=transport, base_url="http://test", headers=HEADERS
-        ) as client:
-            posts = (client.post("/v1/completions", json={"model": "tiny", **a}) for a in asked)
-            return await asyncio.gather(*posts)
-
-    together = asyncio.run(ask_all())
-    assert [[c["text"] for c in r.json()["choices"]] for r in together] == alone
 
 
 # Texts -------------------------------------------------------------------------------------------

@@ -25,13 +25,12 @@ with speed_up_imports():
         MODEL,
         USUAL,
         copied,
-        critic_weights,
         train_batch,
     )
 
-    from rlx.learner import Critic, Learner, build_learner_with_reference, engine, join_ranks
+    from rlx.learner import Learner, engine, join_ranks
     from rlx.model import adapt_policy, build_policy, convert_weights
-    from rlx.spec import CriticSpec, PretrainedModelSpec, RunnerSpec
+    from rlx.spec import PretrainedModelSpec, RunnerSpec
 
 RATE = 1e-3
 STORED = ("float32", "bfloat16")
@@ -89,42 +88,6 @@ def same(one, other):
     return one.keys() == other.keys() and all(torch.equal(one[n], other[n]) for n in one)
 
 
-def compare_critic(stage, ranks, train, folder):
-    """A critic and a reference beside the learner, from one set of weights."""
-    runner = RunnerSpec(zero_stage=stage, dtype="bfloat16", device=DEVICE, micro_batch_tokens=84)
-    ends = []
-    for dtype, around in ((torch.float32, plain_loading), (torch.bfloat16, no_change)):
-        with around():
-            policy = load(folder / "bfloat16", dtype, "whole")
-            critic = Critic(policy, runner, CriticSpec(value_clip=None), ranks, 0)
-            learner, reference = build_learner_with_reference(policy, runner, USUAL, ranks)
-        critic.update(train, RATE)
-        learned = same(
-            copied(dict(learner.iterate_weights())), copied(dict(read_parameters(folder)))
-        )
-        learner.update(train, LOSS, RATE)
-        logprobs = reference.logprobs(train.batch, train.mask)
-        ends.append(
-            (learned, logprobs, copied(dict(learner.iterate_weights())), critic_weights(critic))
-        )
-    (untouched, *plain), (still, *found) = ends
-    return {
-        "the critic leaves the policy alone": untouched and still,
-        "reference": torch.equal(found[0], plain[0]),
-        "policy": same(found[1], plain[1]),
-        "critic": same(found[2], plain[2]),
-    }
-
-
-@contextmanager
-def no_change():
-    yield
-
-
-def read_parameters(folder):
-    return load(folder / "bfloat16", torch.bfloat16, "whole").model.named_parameters()
-
-
 def save_models(folder):
     for dtype in STORED:
         build_policy(MODEL, 0, dtype=getattr(torch, dtype)).save(folder / dtype)
@@ -136,10 +99,7 @@ def main(folder):
         save_models(folder)
     ranks.barrier()
     train = train_batch(0, build_policy(MODEL, 0).model)
-    found = {
-        "cases": {repr(case): compare(case, ranks, train, folder) for case in CASES},
-        "critics": {s: compare_critic(s, ranks, train, folder) for s in range(4)},
-    }
+    found = {repr(case): compare(case, ranks, train, folder) for case in CASES}
     if ranks.is_first:
         (folder / "found.json").write_text(json.dumps(found))
 
