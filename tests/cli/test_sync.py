@@ -1,9 +1,9 @@
 """`rlx check --repair` over a registry that was filled by hand, and a real MLflow store."""
 
 import shutil
-import socket
 
 import pytest
+from patience import find_free_port
 from submissions import submit
 
 from rlx.cli import main
@@ -37,14 +37,6 @@ def client(folder):
     from mlflow import MlflowClient
 
     return MlflowClient(f"sqlite:///{folder}/home/mlflow.db")
-
-
-@pytest.fixture
-def nowhere():
-    """The address of a server that is not there."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return f"http://127.0.0.1:{probe.getsockname()[1]}"
 
 
 def started(registry, name, mlflow=STORE, steps=3):
@@ -104,7 +96,8 @@ def test_a_run_whose_supervisor_died_is_running_in_mlflow_no_more(registry, clie
     assert shown(registry, client, run_id) == "FAILED"
 
 
-def test_mlflow_away_is_exit_code_4_and_holds_up_no_other(registry, client, nowhere, capsys):
+def test_mlflow_away_is_exit_code_4_and_holds_up_no_other(registry, client, capsys):
+    nowhere = f"http://127.0.0.1:{find_free_port()}"
     lost = [ended(registry, name, mlflow=nowhere) for name in ("a", "b")]
     there = ended(registry, "c")
     assert main(["check", "--repair"]) == 4

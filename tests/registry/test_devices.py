@@ -9,14 +9,6 @@ from submissions import silence, submit
 from rlx_registry import DeviceRequest, DevicesBusyError, Registry
 
 
-@pytest.fixture
-def registry(url):
-    with Registry.open(url) as opened:
-        for seed in range(4):
-            submit(opened, seed=seed)
-        yield opened
-
-
 def of(count, *names, host="one"):
     return DeviceRequest(host, names or ("gpu:0", "gpu:1"), count)
 

@@ -1,9 +1,8 @@
 """One writer per run: an attempt that was taken over writes nothing more."""
 
 import pytest
-from submissions import submit
 
-from rlx_registry import FencedError, NotFoundError, Registry
+from rlx_registry import FencedError, NotFoundError
 
 FILE = {"path": "a/b", "bytes": 1, "sha256": "x"}
 WRITES = {
@@ -21,14 +20,6 @@ WRITES = {
     "leave_request": lambda r: r.leave_request("1", "stop"),
     "heartbeat": lambda r: r.heartbeat("1"),
 }
-
-
-@pytest.fixture
-def registry(url):
-    with Registry.open(url) as opened:
-        submit(opened)
-        submit(opened, seed=1)
-        yield opened
 
 
 def everything(registry):
