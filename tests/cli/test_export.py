@@ -74,23 +74,12 @@ def two_turns():
 
 def trained(trees):
     batch = build_token_batch(trees)
-    shape = batch.token_ids.shape
-    floats = torch.arange(shape[0] * shape[1], dtype=torch.float32).reshape(shape)
-    return batch, TrainedRows(
-        [(r.tree, r.segment, r.parent, r.kind, r.level) for r in batch.rows],
-        batch.group_ids,
-        batch.is_own,
-        {
-            "mask": batch.is_own,
-            "weights": floats,
-            "advantages": torch.where(batch.is_own, floats, 0.0),
-            "old_logprobs": floats,
-            "placed": floats,
-            "token_rewards": floats,
-            "returns": floats,
-        },
-        {"total_score": torch.linspace(0.5, 1.0, shape[0])},
-    )
+    floats = torch.arange(batch.is_own.numel(), dtype=torch.float32).reshape(batch.is_own.shape)
+    advantages = torch.where(batch.is_own, floats, 0.0)
+    columns = {"mask": batch.is_own, "advantages": advantages, "old_logprobs": floats}
+    places = [(r.tree, r.segment, r.parent, r.kind, r.level) for r in batch.rows]
+    scores = {"total_score": torch.linspace(0.5, 1.0, len(places))}
+    return batch, TrainedRows(places, batch.group_ids, batch.is_own, columns, scores)
 
 
 @pytest.fixture

@@ -45,10 +45,6 @@ class Retry(Schedule):
     every: int = Field(1, ge=1)
     """Only every such answer is tried again."""
 
-    def check(self):
-        if self.every == 13:
-            raise OSError("no number 13 here")
-
 class Odd(Schedule):
     """Its number of turns is no field."""
     counts: ClassVar = {"answer": "number"}

@@ -18,7 +18,7 @@ from patience import wait_until
 
 from rlx.plugin import Sample
 from rlx.reward import RewardJob, RewardPool
-from rlx_plugins.judge import Judge, JudgeRanking
+from rlx_plugins.judge import Judge
 
 TOKEN = "a-token-that-nobody-stores"
 TROUBLES = ("429", "500", "garbage", "form", "cut", "never")
@@ -188,18 +188,3 @@ def test_a_run_ends_with_a_checkpoint_when_its_judge_has_cost_enough(home, open_
     with home.registry() as registry:
         (left,) = registry.results.checkpoints(run.id)
     assert left.step == run.step == 1
-
-
-def test_rankings_and_limits_per_minute(open_server):
-    def prefer(prompt):
-        first, second = map(int, re.findall(r"answer number (\d+)", prompt))
-        return f'{{"better": "{"first" if first > second else "second"}"}}'
-
-    server = open_server(prefer)
-    limits = {"requests_per_minute": 6000, "tokens_per_minute": 1e6}
-    judge = JudgeRanking(model="m", base_url=server.url, key=None, **limits)
-    samples = tuple(map(build_sample, range(4)))
-    with RewardPool(1, 1024) as pool:
-        (outcome,) = pool.score([RewardJob(judge, samples, 60.0)])
-    assert [v.value for v in outcome.verdicts] == pytest.approx([0, 1 / 3, 2 / 3, 1])
-    assert server.replied.total() == 12

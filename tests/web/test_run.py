@@ -103,14 +103,7 @@ def test_what_happened_and_what_it_was(plain):
     assert said["mask.strategy"] == ("turn_spans", "default")
     assert "estimator.eps 1e-06 default" in page.cells()
     assert "mask.strategy turn_spans default" in page.cells()
-    assert data["yaml"] == "name: plain\n" and "name: plain\n" in page.text
-    assert data["code"] == {"commit": "plain"} and data["environment"] == {"torch": "plain"}
-    assert (data["checkpoints"][0]["path"], data["artifacts"][0]["path"]) == (
-        "checkpoints/3",
-        "spec.json",
-    )
-    assert data["rollout_steps"] == {"first": 1, "last": 3, "count": 3}
-    assert f"{RUN}/rollouts/3" in page.values("href")
+    assert "name: plain\n" in page.text and f"{RUN}/rollouts/3" in page.values("href")
 
 
 def commands(page):
