@@ -58,23 +58,6 @@ def oracle(group, *, normalize, ddof, eps, singleton):
 # Worked examples ----------------------------------------------------------------------------------
 
 
-@each_row("c0", [0.5, 0.6, 0.7, 0.8, 0.9])
-def test_sigma_pushes_confidences_to_the_edge_and_centring_does_not(c0):
-    """Expected push upwards on two siblings at c0 ± 0.05 when answers are right 7 times in 10."""
-
-    def push(**options):
-        total = 0.0
-        for label, share in ((1, 0.7), (0, 0.3)):
-            stated = [c0 + sign * 0.05 for sign in (1, -1)]
-            brier = [1 - (label - c) ** 2 for c in stated]
-            up, down = advantages_of(brier, [0, 0], **options)
-            total += share * (up - down) / 2
-        return total
-
-    assert push(normalize="center") == near(0.2 * (0.7 - c0) / 2)
-    assert 0.39 < push(normalize="std", ddof=0, eps=1e-4) < 0.4  # 2p - 1, wherever c0 is
-
-
 def inputs_of(scores, mask, *, levels, group_ids):
     """One turn per row, rewarded with the row's score."""
     mask = torch.tensor(mask, dtype=torch.bool)

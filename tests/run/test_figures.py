@@ -9,7 +9,6 @@ import token_trees
 import torch
 
 from rlx.batch import build_token_batch
-from rlx.learner import CriticStats
 from rlx.plugin import Problem
 from rlx.reward import RewardEntry, RewardTable
 from rlx.rollout import NO_PARENT, RolloutTree, Segment
@@ -221,12 +220,6 @@ def test_the_three_scores_and_what_placement_lost():
     silent = figures(TWO, mask=lambda batch: batch.is_own & (batch.turn_ids == 2))
     assert silent["score/lost"] == pytest.approx(1.0)
     assert silent["score/turns_without_tokens"] == 2.0
-
-
-def test_what_the_critic_did():
-    f = figures(TWO, critic=CriticStats(0.1, 0.2, 0.3, None, 0.5, 0.6))
-    assert f["critic/loss"] == 0.1
-    assert "critic/explained_variance" not in f
 
 
 def test_parts_are_curves_if_their_names_are_plain():

@@ -102,24 +102,3 @@ def test_caches_are_kept_and_change_nothing(policy, trees, observation):
 def test_nor_does_reading_in_slices(policy, trees, observation, monkeypatch):
     monkeypatch.setattr(shared_attention, "SCORES", 1)
     assert same(trees, grown(policy, range(6), observation=observation))
-
-
-def test_nor_does_company(policy, trees, observation):
-    backwards = grown(policy, range(5, -1, -1), observation=observation)
-    assert same(trees, backwards[::-1])
-    alone = grown(policy, [4], observation=observation)
-    assert same(trees[4:5], alone)
-    narrow = grown(policy, range(6), max_rows=4, observation=observation)
-    assert same(trees, narrow)
-
-
-def test_a_later_one_without_room_is_the_end(policy, trees, observation, monkeypatch):
-    room = max(len(tree.token_ids(0)) for tree in trees) + 12
-    monkeypatch.setattr(policy.model.config, "max_position_embeddings", room)
-    cut = grown(policy, range(6), observation=observation)
-    for tree, usual in zip(cut, trees, strict=True):
-        for end, whole in zip(tree.rollouts, usual.rollouts, strict=True):
-            ids = tree.token_ids(end)
-            assert ids == usual.token_ids(whole)[: len(ids)]
-            assert len(ids) <= room
-    assert any(len(t.segments) < len(u.segments) for t, u in zip(cut, trees, strict=True))
