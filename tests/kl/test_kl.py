@@ -9,11 +9,8 @@ import hypothesis.strategies as st
 import pytest
 import torch
 from hypothesis import assume, given
-from rows import each_row
 
 from rlx.kl import KlCoefficient, kl_terms, mean_kl, subtract_kl_penalty
-from rlx.learner.terms import UpdateSums, UpdateTargets, policy_term
-from rlx.spec import KlPenalty, LossSpec
 
 SAME = [("k1", "kl"), ("k2", "mse"), ("k3", "low_var_kl")]
 KINDS = ["k1", "abs", "k2", "k3"]
@@ -175,40 +172,3 @@ def test_beta_moves_by_its_error_times_the_samples_over_the_horizon():
 def test_a_kl_that_is_nan_moves_no_coefficient_silently():
     with pytest.raises(ValueError, match="current_kl is NaN"):
         KlCoefficient(beta=0.2, target=0.1, horizon=10).update(math.nan, 1)
-
-
-# A teacher ----------------------------------------------------------------------------------------
-
-STUDENT, TEACHER = [0.5, 0.3, 0.2], [0.25, 0.25, 0.5]
-EXACT_KL = 0.21801  # .5 ln 2 + .3 ln 1.2 + .2 ln .4
-TO_TEACHER = [0.23757, -0.01071, -0.22686]  # π · (ln(π / q) - KL), the gradient by the logits
-FROM_TEACHER = [0.25, 0.05, -0.3]  # π - q, that of KL(q ‖ π)
-
-
-@each_row(
-    ("kind", "coefficient", "gradient"),
-    [
-        ("k1", 1.0, [0.0, 0.0, 0.0]),
-        ("k2", 1.0, TO_TEACHER),
-        ("k2", 2.0, [2 * g for g in TO_TEACHER]),
-        ("k3", 1.0, FROM_TEACHER),
-    ],
-)
-def test_without_rewards_the_loss_descends_the_exact_kl_to_the_teacher(kind, coefficient, gradient):
-    """Every action once, with its probability as its weight: an expectation without sampling."""
-    theta = double(STUDENT).log().requires_grad_()
-    logprobs, nothing = theta.log_softmax(0), torch.zeros(3, dtype=torch.float64)
-    targets = UpdateTargets(
-        rows=torch.arange(3),
-        old=logprobs.detach(),
-        advantages=nothing,
-        weights=double(STUDENT),
-        bonus=nothing,
-        reference=double(TEACHER).log(),
-    )
-    spec, sums = LossSpec(kl=KlPenalty(coefficient=coefficient, kl_penalty=kind)), UpdateSums()
-    policy_term(logprobs, nothing, targets, spec, sums).backward()
-    assert theta.grad.tolist() == near(gradient, 0, 1e-5)
-    sums.read_kept()
-    if kind in ("k1", "k3"):
-        assert sums.totals["kl_loss"] == near(EXACT_KL, 0, 1e-5)
