@@ -7,11 +7,10 @@ import bound
 import pytest
 import token_trees
 import torch
+from trees import asked, entry, tree
 
 from rlx.batch import build_token_batch
-from rlx.plugin import Problem
-from rlx.reward import RewardEntry, RewardTable
-from rlx.rollout import NO_PARENT, RolloutTree, Segment
+from rlx.reward import RewardTable
 from rlx.run.metrics import (
     MOST_PARTS,
     UPDATE_FIGURES,
@@ -30,29 +29,23 @@ def turn(parent, length, *, kind="answer", span=True, **more):
     return token_trees.turn(parent, *(1,) * length, kind=kind, **more, **whole)
 
 
-def entry(name, raw, weight=1.0, **parts):
-    status = "absent" if raw is None else "scored"
-    return RewardEntry(name, raw, weight, status, None, parts)
-
-
-def figures(answers, *, faults=(), update=None, critic=None, mask=None):
+def figures(answers, *, faults=(), update=None, mask=None):
     """One tree; each answer is (accuracy, [(Brier, stated confidence), ...])."""
-    segments = [Segment(parent=NO_PARENT, author="prompt", token_ids=(1,))]
-    turns = {}
+    segments, turns = [asked()], {}
     for accuracy, confidences in answers:
         at = len(segments)
         segments.append(turn(0, 4 if accuracy else 2, reason="stop" if accuracy else "length"))
         turns[0, at] = {"accuracy": entry("accuracy", accuracy), "_len": entry("_len", 9.0)}
-        segments.append(Segment(parent=at, author="prompt", token_ids=(1,)))
+        segments.append(asked(at))
         for brier, stated in confidences:
             place = len(segments)
             unparsable = math.isnan(stated)
             segments.append(turn(at + 1, 1, kind="confidence", number=2, span=not unparsable))
             parts = {} if unparsable else {"confidence": stated}
             turns[0, place] = {"brier": entry("brier", brier, 2.0, **parts)}
-    tree = RolloutTree(Problem(id="p", prompt="", fields={}), tuple(segments))
+    grown = tree(*segments[1:])
     table = RewardTable(turns, frozenset(), dict(faults))
-    batch = build_token_batch([tree])
+    batch = build_token_batch([grown])
     totals = [table.get_turn_total((row.tree, row.segment)) for row in batch.rows]
     rewards = {
         "turn_rewards": torch.tensor(totals)[:, None].expand_as(batch.state_ids),
@@ -70,7 +63,7 @@ def figures(answers, *, faults=(), update=None, critic=None, mask=None):
         ),
     )
     return step_figures(
-        [tree], table, train, update, critic, SECONDS, "accuracy", ("answer", "confidence")
+        [grown], table, train, update, None, SECONDS, "accuracy", ("answer", "confidence")
     )
 
 
@@ -130,11 +123,7 @@ def test_absences_and_seconds_are_those_of_each_reward():
         for score, seconds in ((0.5, {"slow": 2.0, "fast": 0.25}), (None, {"slow": 1.0}))
     ]
     merged = RewardTable.merge_tables(parts, [[0], [1]])
-    tree = RolloutTree(
-        Problem(id="p", prompt="", fields={}),
-        (Segment(parent=NO_PARENT, author="prompt", token_ids=(1,)), turn(0, 1)),
-    )
-    found = _compute_reward_figures([tree, tree], merged, players=1)
+    found = _compute_reward_figures([tree(turn(0, 1))] * 2, merged, players=1)
     expected = {
         "rewards/slow/absent": 0.5,
         "rewards/fast/absent": 0.0,
