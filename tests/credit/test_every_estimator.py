@@ -13,31 +13,28 @@ from rlx.discovery import load_plugin
 from rlx.testing import check_estimator
 
 grpo = bound.estimator("grpo")
-OTHERWISE = {
-    "gae": {"gamma": 0.9, "lam": 0.8, "whiten": True},
-    "optimal_token_baseline": {"singleton": "raw"},
-    "remax": {"returns": "to_go"},
-    "gdpo": {"normalize": "leave_one_out", "renormalize": "tokens"},
-    "gigpo": {"normalize": "std", "gamma": 0.5, "omega": 0.3},
-    "gpg": {"alpha": "scores", "f_norm": 2.0},
-    "grpo": {"enable_multiturn_advantage": True},
-    "multiturn_grpo": {"statistics": "per_turn", "ddof": 0},
-    "pass_at_k": {"normalize": "center"},
-    "reinforce_plus_plus": {"gamma": 0.9, "whiten": False},
-    "reinforce_plus_plus_baseline": {"whiten": False},
-    "tree_grpo": {"normalize": "center"},
-    "turn_level_gae": {"gamma": 0.9, "lam": 0.8, "gamma_high": 0.7, "lam_high": 0.6},
-}
+SECOND_LEVELS = ("prompt_scale", "prompt_renorm", "ema_scale")
+OTHERWISE = [
+    ("gae", {"gamma": 0.9, "lam": 0.8, "whiten": True}),
+    ("optimal_token_baseline", {"singleton": "raw"}),
+    ("remax", {"returns": "to_go"}),
+    ("gdpo", {"normalize": "leave_one_out", "renormalize": "tokens"}),
+    ("gigpo", {"normalize": "std", "gamma": 0.5, "omega": 0.3}),
+    ("gpg", {"alpha": "scores", "f_norm": 2.0}),
+    ("grpo", {"enable_multiturn_advantage": True}),
+    ("multiturn_grpo", {"statistics": "per_turn", "ddof": 0}),
+    ("pass_at_k", {"normalize": "center"}),
+    ("reinforce_plus_plus", {"gamma": 0.9, "whiten": False}),
+    ("reinforce_plus_plus_baseline", {"whiten": False}),
+    ("tree_grpo", {"normalize": "center"}),
+    ("turn_level_gae", {"gamma": 0.9, "lam": 0.8, "gamma_high": 0.7, "lam_high": 0.6}),
+    *(("two_level", {"second_level": how}) for how in SECOND_LEVELS),
+]
 
 
-@each_row("name", OTHERWISE)
-def test_they_keep_them_with_other_options(name):
-    check_estimator(load_plugin("estimator", name)(**OTHERWISE[name]))
-
-
-@each_row("second_level", ["prompt_scale", "prompt_renorm", "ema_scale"])
-def test_two_level_keeps_them_with_every_second_level(second_level):
-    check_estimator(load_plugin("estimator", "two_level")(second_level=second_level))
+@each_row(("name", "options"), OTHERWISE)
+def test_they_keep_them_with_other_options(name, options):
+    check_estimator(load_plugin("estimator", name)(**options))
 
 
 # Broken estimators: each breaks one promise and is otherwise right. ------------------------------

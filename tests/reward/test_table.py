@@ -12,6 +12,7 @@ from rows import each_row
 from trees import asked
 
 from rlx.errors import RewardError
+from rlx.plugin import FAILED
 from rlx.reward import (
     NamedReward,
     RewardEntry,
@@ -286,8 +287,13 @@ def test_a_rollout_whose_environment_failed_is_dropped_alone_or_with_its_group(o
     """Two turns before the environment fails, and another rollout of the prompt."""
     info = {"fault": "lost", "on_error": on_error}
     fault = Segment(parent=2, author="environment", token_ids=(), info=info)
-    broken = trees.tree(turn(0, "right"), turn(1, "right", number=2), fault, turn(0, "right"))
-    assert score_rollouts([broken], [accuracy], InProcess()).dropped == dropped
+    lost = turn(1, "right", kind=FAILED, number=2)
+    broken = trees.tree(turn(0, "right"), lost, fault, turn(0, "right"))
+    rewards = [named("each", is_right, "*"), overall("whole", is_right)]
+    table = score_rollouts([broken], rewards, InProcess())
+    assert (table.dropped, table.faults) == (dropped, {})
+    assert set(raws(table, "each")) == {(0, 1), (0, 4)}, "a turn without an answer is not judged"
+    assert set(wholes(table, "whole")) == {(0, 4)}
     broken.segments[3].info["on_error"] = "fail"
     for by, key in (("environment", "rollout.environment.on_error"), ("agent", "rollout.on_error")):
         broken.segments[3].info["by"] = by

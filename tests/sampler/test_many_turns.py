@@ -1,4 +1,4 @@
-"""A model and an environment taking turns: caches kept, company, and room."""
+"""A model and an environment taking turns: caches kept change nothing."""
 
 import os
 from dataclasses import replace
@@ -45,7 +45,7 @@ class Forgetful:
         return self.session.generate([replace(r, extends=None) for r in requests], sampling)
 
 
-def grown(policy, numbers, *, wrap=lambda session: session, max_rows=512, **options):
+def grown(policy, *, wrap=lambda session: session, **options):
     spec = EnvironmentRolloutSpec.model_validate(
         {
             "environment": {"plugin": "counting"},
@@ -58,11 +58,11 @@ def grown(policy, numbers, *, wrap=lambda session: session, max_rows=512, **opti
     )
     problems = [
         Problem(id=f"{n}", prompt=f"nums: {' '.join(map(str, range(2, 4 + n)))}\n", fields={})
-        for n in numbers
+        for n in range(6)
     ]
-    sampler = TransformersSampler(policy, max_rows=max_rows, device=DEVICE)
+    sampler = TransformersSampler(policy, max_rows=512, device=DEVICE)
     with sampler.session() as session:
-        seeds = [100 + n for n in numbers]
+        seeds = range(100, 106)
         host = LocalHost(Counting())
         return sample_rollout_trees(
             build_rollout_plan(spec), problems, seeds, wrap(session), policy.dialogue, host
@@ -76,7 +76,7 @@ def observation(request):
 
 @pytest.fixture(scope="module")
 def trees(policy, observation):
-    return grown(policy, range(6), observation=observation)
+    return grown(policy, observation=observation)
 
 
 def same(one, other):
@@ -96,9 +96,9 @@ def test_there_is_something_to_see(trees):
 
 
 def test_caches_are_kept_and_change_nothing(policy, trees, observation):
-    assert same(trees, grown(policy, range(6), wrap=Forgetful, observation=observation))
+    assert same(trees, grown(policy, wrap=Forgetful, observation=observation))
 
 
 def test_nor_does_reading_in_slices(policy, trees, observation, monkeypatch):
     monkeypatch.setattr(shared_attention, "SCORES", 1)
-    assert same(trees, grown(policy, range(6), observation=observation))
+    assert same(trees, grown(policy, observation=observation))
