@@ -8,7 +8,7 @@ import re
 import string
 import sys
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from difflib import get_close_matches
 from fractions import Fraction
@@ -19,7 +19,7 @@ from typing import Any, ClassVar, Self
 from pydantic import Field, model_validator
 
 from rlx.plugin import Demonstration, Example, Problem, Reward, Sample, Score, Split
-from rlx_gyms.libraries import GymTask, NeedsLibrary, import_library, is_installed
+from rlx_gyms.libraries import ATTEMPTS, GymTask, NeedsLibrary, import_library, is_installed
 from rlx_plugins.examples import build_example
 from rlx_plugins.limited_call import LimitedResult, call_with_limit
 
@@ -79,14 +79,12 @@ def get_dataset(name: str, config: str, seed: int) -> Any:
 @lru_cache(maxsize=256)
 def generate_entry(address: EntryAddress) -> Mapping[str, Any]:
     """The entry at an address: `question`, `answer` (None if none is stored), `metadata`."""
-    entry: Mapping[str, Any] = get_dataset(address.dataset, address.config, address.seed)[
-        address.item
-    ]
+    dataset = get_dataset(address.dataset, address.config, address.seed)
+    entry: Mapping[str, Any] = dataset[address.item]
     return entry
 
 
 def _suggest_name(word: str, choices: Sequence[str], otherwise: str) -> str:
-    """The help for a name that is not one of `choices`: the closest, else `otherwise`."""
     near = get_close_matches(word, choices, n=1)
     return f"did you mean {near[0]!r}?" if near else otherwise
 
@@ -127,7 +125,7 @@ def is_readable(dataset: str, answer: str, entry: Entry) -> bool:
 
 
 def score_entry(dataset: str, scorer: Any, answer: str, entry: Entry) -> float:
-    """The score of a readable answer; 0 for a full score that it does not deserve."""
+    """The scorer's value of a readable answer; 0 for a full score that it does not deserve."""
     if dataset in _EVALUATED_LITERALS:
         vars(sys.modules[type(scorer).__module__])["eval"] = ast.literal_eval
     value = float(scorer.score_answer(answer, entry))
@@ -176,7 +174,6 @@ _CONFIRMATIONS: Mapping[str, Callable[[str, Entry], bool]] = {
 def _build_score_example(
     name: str, answer: str, value: float, item: int = 0, **options: Any
 ) -> Example:
-    """An example with the question 4 + 3 = ?, or another one of the same dataset."""
     address = EntryAddress("chain_sum", '{"max_digits": 1, "max_terms": 2}', 42, item)
     problem, spans = {"entry": asdict(address)}, {"answer": answer}
     return build_example(name, value, options=options, problem=problem, spans=spans)
@@ -243,9 +240,6 @@ def _score_answer(address: EntryAddress, answer: str) -> LimitedResult:
     return call_with_limit(lambda: score_entry(address.dataset, dataset, answer, entry), _SECONDS)
 
 
-_ATTEMPTS = 1000
-
-
 class ReasoningGymTask(NeedsLibrary, GymTask):
     """Problems of a dataset of reasoning-gym: `dataset: chain_sum, config: {max_terms: 3}`.
 
@@ -274,24 +268,31 @@ class ReasoningGymTask(NeedsLibrary, GymTask):
             get_dataset(self.dataset, self.config_text, 0)
         return self
 
-    def problem(self, split: Split, index: int, seed: int) -> Problem:
-        for attempt in range(_ATTEMPTS):
+    def list_candidates(self, split: Split, index: int, seed: int) -> Iterator[tuple[str, Problem]]:
+        for attempt in range(ATTEMPTS):
             address = self._locate_candidate(split, index, seed, attempt)
             entry = generate_entry(address)
-            if self.is_for(split, entry["question"]):
-                return self._build_problem(address, entry)
-        raise ValueError(
-            f"{self.dataset} with these options has too few questions: none of {_ATTEMPTS} is for "
-            f"the split {split!r}"
-        )
+            question = str(entry["question"])
+            yield (
+                question,
+                Problem(
+                    id=f"reasoning_gym/{self.dataset}/{zlib.crc32(question.encode()):08x}/"
+                    f"{address.seed}-{address.item}",
+                    prompt=question,
+                    fields={
+                        "data_source": self.dataset,
+                        "entry": asdict(address),
+                        "answer": entry["answer"],
+                    },
+                ),
+            )
 
     @property
     def demonstrates(self) -> bool:
         if not is_installed("reasoning_gym"):  # otherwise `check` says so
             return True
-        return (
-            generate_entry(EntryAddress(self.dataset, self.config_text, 0, 0))["answer"] is not None
-        )
+        first = generate_entry(EntryAddress(self.dataset, self.config_text, 0, 0))
+        return first["answer"] is not None
 
     def demonstration(self, problem: Problem, seed: int) -> Demonstration:
         """Returns the dataset's own answer or another problem's, perhaps with a confidence."""
@@ -318,16 +319,3 @@ class ReasoningGymTask(NeedsLibrary, GymTask):
         purpose = f"reasoning_gym/{self.dataset}/{seed}/{split}/{chunk}/{batch}"
         drawn = random.Random(purpose).getrandbits(31)
         return EntryAddress(self.dataset, self.config_text, drawn, place * side + turn)
-
-    def _build_problem(self, address: EntryAddress, entry: Mapping[str, Any]) -> Problem:
-        question = str(entry["question"])
-        return Problem(
-            id=f"reasoning_gym/{self.dataset}/{zlib.crc32(question.encode()):08x}/"
-            f"{address.seed}-{address.item}",
-            prompt=question,
-            fields={
-                "data_source": self.dataset,
-                "entry": asdict(address),
-                "answer": entry["answer"],
-            },
-        )
