@@ -50,7 +50,6 @@ def _build_confidence_example(
 
 
 def _read_judgement(sample: Sample) -> tuple[float, ParsedConfidence]:
-    """The label y of an answer in [0, 1], and the confidence that judges it."""
     of = sample.of
     if of is None or not 0.0 <= of <= 1.0:
         raise ValueError(f"the reward named by `of` must lie in [0, 1], got {of}")
@@ -114,7 +113,6 @@ class ProperScore(Reward):
         return Score(value, parts={"confidence": confidence})
 
     def _score_right(self, p: float) -> float:
-        """The score of an outcome to which the probability p was given."""
         match self.rule:
             case "log":
                 return 1 - math.log(max(p, _LEAST)) / math.log(_LEAST)

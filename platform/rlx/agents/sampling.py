@@ -209,7 +209,12 @@ class _SamplingLoop:
 
     def _sample(self, batch: Sequence[TurnOutcome]) -> None:
         groups = self._group_requests(batch)
-        extends = [self._find_extended(group[0]) for group in groups]
+        continued = [group[0].request.context.turn for group in groups]
+        # A session goes on from its last call alone.
+        extends = [
+            None if turn is None or turn.order[0] != self.calls else turn.order[1]
+            for turn in continued
+        ]
         keeps = None not in extends
         requests = [
             self._join_requests(group, number if keeps else None)
@@ -237,10 +242,6 @@ class _SamplingLoop:
             key = (limit, *(opens if context.turn is None else (id(context),)))
             groups.setdefault(key, []).append(outcome)
         return list(groups.values())
-
-    def _find_extended(self, outcome: TurnOutcome) -> int | None:
-        turn = outcome.request.context.turn
-        return None if turn is None or turn.order[0] != self.calls else turn.order[1]
 
     def _join_requests(
         self, group: Sequence[TurnOutcome], extends: int | None

@@ -53,8 +53,6 @@ class TrackedRun:
 
     Attributes:
         id: in its registry; runs of other registries may have the same.
-        name: of the experiment.
-        seed: of the run.
         project: `tracking.experiment`.
         attempt: number of the attempt. A new one may repeat steps, with other values.
         status: `queued`, `submitted`, `running`, `finished`, `failed`, `lost` or `stopped`.
@@ -122,12 +120,9 @@ class Tracker:
         raise NotImplementedError
 
     def add_points(self, points: Sequence[TrackedPoint]) -> bool:
-        """Adds values in the order of `seq`, some of which it may have been sent before.
-
-        Returns:
-            False if the tracker lacks the run, or holds other values that it cannot change and has
-            dropped: the run is to be started again.
-        """
+        """Adds values in the order of `seq`, some of which it may have been sent before; False if
+        the tracker lacks the run, or has dropped values that it cannot change: the run is to be
+        started again."""
         raise NotImplementedError
 
     def finish(self, run: TrackedRun, files: Sequence[tuple[Path, str]]) -> None:
@@ -135,7 +130,7 @@ class Tracker:
         may be missing. A run that has ended may be resumed, evaluated, and ended again."""
 
     def has_run(self, run: TrackedRun) -> bool:
-        """Whether the tracker still has a run that has ended."""
+        """Whether it still has a run that has ended."""
         return True
 
     def discard(self, run: TrackedRun) -> None:

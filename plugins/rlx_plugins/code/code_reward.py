@@ -4,11 +4,12 @@ import signal
 
 from pydantic import Field
 
-from rlx.plugin import Reward, Sample
+from rlx.plugin import Sample
+from rlx_plugins.answers import SpanReward
 from rlx_plugins.code.sandbox import Sandbox
 
 
-class CodeReward(Reward):
+class CodeReward(SpanReward):
     """Base of rewards that run code of an answer in a sandbox."""
 
     span: str | None = None
@@ -26,9 +27,6 @@ class CodeReward(Reward):
     unsafe: bool = False
     """Whether code runs without a sandbox, as you: it can read and delete your files."""
 
-    def spans_read(self) -> tuple[str, ...]:
-        return () if self.span is None else (self.span,)
-
     def warnings(self) -> tuple[str, ...]:
         if not self.unsafe:
             return ()
@@ -40,7 +38,6 @@ class CodeReward(Reward):
         self.build_sandbox().check()
 
     def build_sandbox(self) -> Sandbox:
-        """Returns the sandbox with its limits."""
         return Sandbox(
             cpu_seconds=self.cpu_seconds,
             memory_mb=self.memory_mb,
@@ -69,12 +66,10 @@ class CodeReward(Reward):
 
     @property
     def memory_reason(self) -> str:
-        """The reason of a program that asks for more memory than it may have."""
         return f"memory: more than {self.memory_mb} MiB"
 
     @property
     def output_reason(self) -> str:
-        """The reason of a program that writes more than it may."""
         return f"output: more than {self.output_kb} KiB"
 
 

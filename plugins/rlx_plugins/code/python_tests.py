@@ -22,6 +22,7 @@ from rlx_plugins.code import inside
 from rlx_plugins.code.code_reward import CodeReward, strip_lines
 from rlx_plugins.code.sandbox import Sandbox, SandboxError, SandboxProcess, find_python
 from rlx_plugins.examples import build_example
+from rlx_plugins.records import format_short_repr
 
 _START_SECONDS = 60.0
 """Time for the start of a sandbox, which `deadline` usually cuts."""
@@ -107,7 +108,7 @@ class PythonTests(CodeReward):
         if not items or not all(isinstance(item, str) and item.strip() for item in items):
             raise ValueError(
                 f"the field {self.field!r} must hold tests: code, a list of code, or a list of "
-                f"{{input, output}}; got {_shorten(tests)}"
+                f"{{input, output}}; got {format_short_repr(tests)}"
             )
         return tuple(map(_read_code_test, items))
 
@@ -240,7 +241,7 @@ def _read_code_test(code: str) -> CodeTest:
     try:
         tree = ast.parse(code)
     except (SyntaxError, ValueError, RecursionError) as error:
-        raise ValueError(f"a test is not Python: {error}: {_shorten(code)}") from error
+        raise ValueError(f"a test is not Python: {error}: {format_short_repr(code)}") from error
     names: dict[str, bool] = {}
     own = set(dir(builtins))
     bases: set[ast.expr] = set()
@@ -263,10 +264,5 @@ def _read_code_test(code: str) -> CodeTest:
     modules = [n for n, is_base in names.items() if is_base and n in sys.stdlib_module_names]
     asked = tuple(name for name in names if name not in modules)
     if not asked:
-        raise ValueError(f"a test uses nothing of the answer: {_shorten(code)}")
+        raise ValueError(f"a test uses nothing of the answer: {format_short_repr(code)}")
     return CodeTest(code, asked, tuple(modules))
-
-
-def _shorten(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else f"{text[:80]}…"

@@ -157,7 +157,6 @@ class Sandbox:
         return [*wrapper, "--", *limited], passed, status, unblock
 
     def _build_view(self) -> list[str]:
-        """What a program sees, as arguments of bubblewrap."""
         view = ["--unshare-user", "--unshare-ipc", "--unshare-pid", "--unshare-net"]
         view += ["--unshare-uts", "--unshare-cgroup-try", "--hostname", "sandbox"]
         view += ["--die-with-parent", "--new-session", "--ro-bind", "/usr", "/usr"]
@@ -219,13 +218,11 @@ class SandboxProcess:
             os.close(unblock)
 
     def end(self) -> None:
-        """Ends all of its processes."""
         with suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
 
     def _read_status(self, seconds: float, wanted: bytes) -> None:
-        """Reads what bubblewrap reports, up to some words or its end."""
         assert self._status is not None
         until = time.monotonic() + seconds
         while wanted not in self._reported:

@@ -21,7 +21,6 @@ _result = re.compile(r"\s*-?[0-9]+(?:\.[0-9]+)?\s*", re.ASCII).fullmatch
 
 
 def _build_reasoning_example(name: str, think: str, of: float, value: float, why: str) -> Example:
-    """An example that reasons about "reach 10 with 2, 3 and 4"."""
     problem = {"numbers": [2, 3, 4], "target": 10}
     return build_example(
         name, value, think, reason=why or None, problem=problem, spans={"think": think}, of=of

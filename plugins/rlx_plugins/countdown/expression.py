@@ -68,9 +68,7 @@ def evaluate_expression(
 
 def tokenize_expression(text: str, ops: Ops, allow_decimals: bool) -> list[str]:
     """Splits an expression into numbers, operators, parentheses, line ends, and an end marker.
-
-    Other characters become tokens too, which `evaluate_tokens` rejects.
-    """
+    Other characters become tokens too, which `evaluate_tokens` rejects."""
     if not allow_decimals and "." in text:
         raise UncomputableError("decimal number")
     if ops == "prompt" and ("**" in text or "//" in text):
@@ -166,7 +164,6 @@ def _parse_number_token(token: str, numeric: Numeric) -> Number:
 
 
 def _compute_bit_size(value: Number) -> int:
-    """Size of a number in bits; 0 for floats."""
     if isinstance(value, float):
         return 0
     bits = value.numerator.bit_length() + value.denominator.bit_length()

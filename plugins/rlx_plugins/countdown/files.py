@@ -24,36 +24,24 @@ class CountdownFiles(BaseModel):
 
 
 class FileProblems(NamedTuple):
-    """The problems of both splits, and the largest of their numbers and targets."""
-
     train: tuple[CountdownRecord, ...]
     test: tuple[CountdownRecord, ...]
     largest: int
+    """The largest number or target."""
 
 
 def is_held_out(numbers: Sequence[int], target: float, one_in: int) -> bool:
-    """Whether a problem belongs to the test split, independent of the order of its numbers."""
+    """Whether a problem belongs to the test split, in whatever order its numbers are."""
     key = repr((tuple(sorted(numbers)), target))
     return zlib.crc32(key.encode()) % one_in == 0
 
 
-def read_files(files: CountdownFiles, held_out: int) -> FileProblems:
-    """Reads both splits, once per process and state of the files.
-
-    Raises ValueError for a malformed record, with file and line or row, and for an empty split.
-    """
-    return _load_problems(files.train, held_out, files.train.stamps())
-
-
 @lru_cache(maxsize=4)
-def _load_problems(source: Source, held_out: int, stamps: tuple[Stamp, ...]) -> FileProblems:
+def load_problems(source: Source, held_out: int, stamps: tuple[Stamp, ...]) -> FileProblems:
+    """Reads both splits, once per process and state of the files."""
     train: list[CountdownRecord] = []
     test: list[CountdownRecord] = []
-    for where, row in source.rows():
-        try:
-            record = _parse_record(row)
-        except ValueError as error:
-            raise ValueError(f"{where}: {error}") from None
+    for _, record in source.parse_rows(_parse_record):
         (test if is_held_out(*record, held_out) else train).append(record)
     for split, problems in (("train", train), ("test", test)):
         if not problems:

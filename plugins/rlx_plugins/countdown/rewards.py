@@ -13,11 +13,7 @@ from rlx_plugins.examples import build_example
 
 
 def check_ground_truth(problem: Mapping[str, Any]) -> None:
-    """Checks that a problem can be scored.
-
-    Raises:
-        ValueError: `numbers` is not a list of finite numbers, or `target` not a finite number.
-    """
+    """Raises ValueError for a problem without finite `numbers` and `target`."""
     numbers, target = problem.get("numbers"), problem.get("target")
     if not isinstance(numbers, list | tuple) or not all(map(is_finite_number, numbers)):
         raise ValueError(f"numbers must be a list of finite numbers, got {numbers!r}")
@@ -42,7 +38,6 @@ def _build_countdown_example(
     target: int = 10,
     **options: Any,
 ) -> Example:
-    """An example that answers "reach 10 with 2, 3 and 4", or another problem."""
     problem = {"numbers": list(numbers), "target": target}
     return build_example(name, value, answer, reason=reason, options=options, problem=problem)
 

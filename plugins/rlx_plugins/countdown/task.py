@@ -3,10 +3,8 @@
 import math
 import random
 import re
-import string
 import zlib
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
 from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
@@ -18,7 +16,7 @@ from rlx_plugins.countdown.files import (
     CountdownRecord,
     FileProblems,
     is_held_out,
-    read_files,
+    load_problems,
 )
 from rlx_plugins.countdown.scorer import compute_score
 from rlx_plugins.countdown.search import (
@@ -28,6 +26,8 @@ from rlx_plugins.countdown.search import (
     find_solutions,
     random_expression,
 )
+from rlx_plugins.records import pick_problem
+from rlx_plugins.templates import fill_template, list_template_fields
 
 _MAX_NUMBERS = 100
 _MAX_DRAWS = 100_000
@@ -109,8 +109,7 @@ class CountdownTask(Plugin):
     @field_validator("prompt")
     @classmethod
     def _check_prompt(cls, value: str) -> str:
-        names = {name for _, name, _, _ in string.Formatter().parse(value) if name is not None}
-        if names != {"numbers", "target"}:
+        if set(list_template_fields(value)) != {"numbers", "target"}:
             raise ValueError("must hold {numbers} and {target} and no other field")
         return value
 
@@ -138,10 +137,7 @@ class CountdownTask(Plugin):
         """Raises ValueError if the options leave (almost) no problem for this split."""
         if read := self._read_files():
             records: tuple[CountdownRecord, ...] = getattr(read, split)
-            passes, position = divmod(index, len(records))
-            if split == "train":
-                position = _shuffle_countdown_indices(seed, passes, len(records))[position]
-            return self._problem(*records[position])
+            return self._problem(*pick_problem(records, split, index, f"countdown/{seed}"))
         return self._generate(split, random.Random(f"countdown/{seed}/{split}/{index}"))
 
     @property
@@ -164,10 +160,8 @@ class CountdownTask(Plugin):
     def demonstration(self, problem: Problem, seed: int) -> Demonstration:
         """Returns a worked answer, right or wrong, optionally with a confidence.
 
-        The format is `<think>5*3=15\\n15+2=17\\n</think><answer>5*3+2</answer>`, then as a second
-        turn `<confidence>0.7</confidence>`. With `form: sequence` everything is one turn, with an
-        analysis before the confidence that compares the answer's value with the target:
-        `<analysis>17=99</analysis>`, or `17!=99` with `check: judge`. If the search finds no
+        `<think>5*3=15\\n15+2=17\\n</think><answer>5*3+2</answer>`, then as a second turn, or after
+        an analysis (see `Demonstrations`), `<confidence>0.7</confidence>`. If the search finds no
         solution for a problem from a file, the answer is wrong.
         """
         rng = random.Random(f"demonstration/{seed}/{problem.prompt}")
@@ -202,8 +196,7 @@ class CountdownTask(Plugin):
         """Returns a text that is equal for algebraically equal expressions.
 
         Every number is replaced by a distinct large one, so that expressions which only happen to
-        have the same value stay distinct. Text that cannot be computed keeps all but its white
-        space.
+        have the same value stay distinct.
         """
         disguised = _NUMBER.sub(lambda n: str(1 + zlib.crc32(n[0].encode()) % 1_000_003), answer)
         try:
@@ -225,7 +218,9 @@ class CountdownTask(Plugin):
         return self.files.train.digests("train") if self.files else {}
 
     def _read_files(self) -> FileProblems | None:
-        return read_files(self.files, self.held_out) if self.files else None
+        if self.files is None:
+            return None
+        return load_problems(self.files.train, self.held_out, self.files.train.stamps())
 
     def _rules(self) -> Rules:
         read = self._read_files()
@@ -266,7 +261,7 @@ class CountdownTask(Plugin):
         listed = " ".join(map(str, numbers))
         return Problem(
             id=f"countdown/{'-'.join(map(str, sorted(numbers)))}={target}",
-            prompt=self.prompt.format(numbers=listed, target=target),
+            prompt=fill_template(self.prompt, {"numbers": listed, "target": str(target)}),
             fields=fields,
             stratum=f"{len(numbers)} numbers",
         )
@@ -283,8 +278,3 @@ class CountdownTask(Plugin):
             if worked := random_expression(numbers, rules, rng, trivial=True):
                 return worked
         raise ValueError(f"no expression over {numbers} stays between 0 and {rules.high}")
-
-
-@lru_cache(maxsize=4)
-def _shuffle_countdown_indices(seed: int, passes: int, size: int) -> list[int]:
-    return random.Random(f"countdown/{seed}/pass {passes}").sample(range(size), size)

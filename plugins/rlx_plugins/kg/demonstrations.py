@@ -54,10 +54,7 @@ def next_turn(
 ) -> str:
     """Returns the next turn of an episode, based on the observations so far.
 
-    Args:
-        fields: the problem's fields `type`, `start`, `chain`, `any_of`.
-        relations: all relations, sorted by name.
-        guess: samples an answer that no observation has shown.
+    `guess` samples an answer that no observation has shown; `relations` are sorted by name.
     """
     slips = mode in ("invalid", "duplicate")
     hop = len(observations) - (slips and bool(observations))

@@ -31,7 +31,6 @@ class KgQuestionFiles(BaseModel):
     test: Path
 
     def digests(self) -> dict[str, str]:
-        """Returns digests of the records of both files."""
         return {
             **Source(path=self.train).digests("train"),
             **Source(path=self.test).digests("test"),
@@ -46,7 +45,6 @@ class FileProblem:
     packed: bytes
 
     def unpack(self) -> Problem:
-        """Returns the whole problem."""
         triples = json.loads(zlib.decompress(self.packed))
         return replace(self.bare, fields={**self.bare.fields, "triples": triples})
 
@@ -54,10 +52,7 @@ class FileProblem:
 def load_file_problems(
     files: KgQuestionFiles, split: Split, prompt: str
 ) -> tuple[FileProblem, ...]:
-    """The problems of a split's file: those with an answer, for training not those of the test.
-
-    They are read once per process and state of the files.
-    """
+    """The problems of a split's file: those with an answer, for training not those of the test."""
     return _load_split(files, split, prompt, Source(path=(files.train, files.test)).stamps())
 
 
@@ -68,17 +63,15 @@ def _load_split(
     path = files.train if split == "train" else files.test
     tested = _load_split(files, "test", prompt, stamps) if split == "train" else ()
     known = {name for problem in tested for name in _list_identities(problem)}
-    problems = []
-    for where, record in Source(path=path).rows():
-        try:
-            problem = _read_problem(record, split, path, prompt)
-        except ValueError as error:
-            raise ValueError(f"{where}: {error}") from None
-        if problem.bare.fields["answers"] and known.isdisjoint(_list_identities(problem)):
-            problems.append(problem)
+    read = Source(path=path).parse_rows(lambda record: _read_problem(record, split, path, prompt))
+    problems = tuple(
+        problem
+        for _, problem in read
+        if problem.bare.fields["answers"] and known.isdisjoint(_list_identities(problem))
+    )
     if not problems:
         raise ValueError(f"{path}: holds no question with an answer for the split {split!r}")
-    return tuple(problems)
+    return problems
 
 
 def _list_identities(problem: FileProblem) -> tuple[str, str]:

@@ -22,17 +22,17 @@ from rlx_plugins.kg.questions import (
     list_question_templates,
 )
 from rlx_plugins.kg.text import fill_prompt
+from rlx_plugins.records import pick_problem
 from rlx_plugins.templates import list_template_fields
 
 _ROUND = 1000
 """Problems per round; every round has the same number of problems of each type."""
 _ONE_HOP = ("forward", "inverse")
 _EASY_LESSONS = 12_800
-"""Number of initial lessons: good episodes, with one-hop questions if there are any."""
+"""Initial lessons: good episodes, with one-hop questions if there are any."""
 _LESSON_WORLDS = 512
 """Lessons use the worlds from 1 to this number, so that facts cannot be memorized."""
 _MAX_DEMONSTRATION_TURNS = 16
-"""Maximum number of turns of a demonstration; no script needs as many."""
 
 _Asked = tuple[KgQuestion, str]
 """A question and the template that words it."""
@@ -113,17 +113,14 @@ class KgTask(Plugin):
     def problem(self, split: Split, index: int, seed: int) -> Problem:
         if self.files is not None:
             records = load_file_problems(self.files, split, self.prompt)
-            passes, position = divmod(index, len(records))
-            if split == "train":
-                position = _shuffle_kg_indices(f"{seed}/file", passes, len(records))[position]
-            return records[position].unpack()
+            return pick_problem(records, split, index, f"kg/{seed}/file").unpack()
         rounds, slot = divmod(index, _ROUND)
         type_, rank, quota = _build_round_slots(tuple(self.types.items()), seed)[slot]
         wordings = self._get_question_wordings(split)[type_]
-        passes, position = divmod(rounds * quota + rank, len(wordings))
-        order = _shuffle_kg_indices(f"{seed}/{split}/{type_}", passes, len(wordings))
+        purpose = f"kg/{seed}/{split}/{type_}"  # a test is shuffled too
+        asked = pick_problem(wordings, "train", rounds * quota + rank, purpose)
         hide = self.held_out if split == "train" else 0.0
-        return self._problem(split, *wordings[order[position]], world=self.world, hide=hide)
+        return self._problem(split, *asked, world=self.world, hide=hide)
 
     def lesson(self, index: int, seed: int) -> Problem:
         if self.files is not None:
@@ -155,7 +152,6 @@ class KgTask(Plugin):
         )
 
     def demonstration(self, problem: Problem, seed: int) -> Demonstration:
-        """Returns the turns of an episode in the environment with default options."""
         if self.files is not None:
             raise NotImplementedError("task.files: questions from files have no demonstrations")
         environment = KgEnvironment()
@@ -210,7 +206,6 @@ class KgTask(Plugin):
 
 
 def _sample_unseen_answer(view: GraphView, fields: Mapping[str, Any], rng: random.Random) -> str:
-    """A random answer of the right kind, independent of any observation."""
     if fields["type"] == "count":
         return str(rng.randint(1, 9))
     answer = view.entity(fields["answers"][0][0])
@@ -222,7 +217,6 @@ def _sample_unseen_answer(view: GraphView, fields: Mapping[str, Any], rng: rando
 def _build_question_wordings(
     share: float, every: bool, split: Split, types: tuple[Type, ...]
 ) -> Mapping[Type, tuple[_Asked, ...]]:
-    """All wordings of the questions of a split; raises ValueError if a type of `types` has none."""
     wordings = {}
     for type_, questions in build_question_population(load_world_graph(), share)[split].items():
         wordings[type_] = tuple(
@@ -240,10 +234,8 @@ def _build_question_wordings(
 def _build_round_slots(
     weights: tuple[tuple[Type, float], ...], seed: int
 ) -> Sequence[tuple[Type, int, int]]:
-    """The type of each problem of a round, its rank among that type, and the type's quota.
-
-    Quotas are the integer parts of the shares, at least one; the largest remainders get the rest.
-    """
+    """The type of each problem of a round, its rank among that type, and the type's quota: the
+    integer part of its share, at least one; the largest remainders get the rest."""
     total = reduce(add, (weight for _, weight in weights))  # `sum` depends on the Python
     shares = {type_: _ROUND * weight / total for type_, weight in weights}
     quotas = {type_: max(1, int(share)) for type_, share in shares.items()}
@@ -256,8 +248,3 @@ def _build_round_slots(
     random.Random(f"kg/types/{seed}").shuffle(types)
     ranks = {type_: count() for type_ in quotas}
     return [(type_, next(ranks[type_]), quotas[type_]) for type_ in types]
-
-
-@lru_cache(maxsize=64)
-def _shuffle_kg_indices(purpose: str, passes: int, size: int) -> list[int]:
-    return random.Random(f"kg/{purpose}/pass {passes}").sample(range(size), size)
