@@ -2,7 +2,8 @@
 
 import json
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from difflib import get_close_matches
 from functools import cache
 from importlib import import_module
 from importlib.metadata import packages_distributions, version
@@ -78,6 +79,11 @@ class GymTask(Plugin):
 def is_of_split(split: Split, shown: str, held_out: int) -> bool:
     """Whether a problem that shows this text is of a split."""
     return (zlib.crc32(shown.encode()) % held_out == 0) == (split == "test")
+
+
+def suggest_name(word: str, choices: Sequence[str], otherwise: str) -> str:
+    near = get_close_matches(word, choices, n=1)
+    return f"did you mean {near[0]!r}?" if near else otherwise
 
 
 def is_installed(module: str) -> bool:

@@ -8,9 +8,8 @@ import re
 import string
 import sys
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
-from difflib import get_close_matches
 from fractions import Fraction
 from functools import lru_cache
 from importlib import import_module
@@ -19,7 +18,14 @@ from typing import Any, ClassVar, Self
 from pydantic import Field, model_validator
 
 from rlx.plugin import Demonstration, Example, Problem, Reward, Sample, Score, Split
-from rlx_gyms.libraries import ATTEMPTS, GymTask, NeedsLibrary, import_library, is_installed
+from rlx_gyms.libraries import (
+    ATTEMPTS,
+    GymTask,
+    NeedsLibrary,
+    import_library,
+    is_installed,
+    suggest_name,
+)
 from rlx_plugins.examples import build_example
 from rlx_plugins.limited_call import LimitedResult, call_with_limit
 
@@ -54,7 +60,7 @@ def get_dataset(name: str, config: str, seed: int) -> Any:
     """A dataset of `_CHUNK` entries; raises ValueError for an unknown name or refused options."""
     names = list_datasets()
     if name not in names:
-        hint = _suggest_name(name, names, f"there are {len(names)}, such as chain_sum")
+        hint = suggest_name(name, names, f"there are {len(names)}, such as chain_sum")
         raise ValueError(f"reasoning-gym has no dataset {name!r}; {hint}")
     dataset_class, config_class = import_library("reasoning_gym.factory").DATASETS[name]
     options = json.loads(config)
@@ -63,7 +69,7 @@ def get_dataset(name: str, config: str, seed: int) -> Any:
         if option in _RESERVED:
             raise ValueError(f"config.{option}: rlx derives it from the experiment's seed")
         if option not in known:
-            hint = _suggest_name(option, known, f"it has {', '.join(known) or 'none'}")
+            hint = suggest_name(option, known, f"it has {', '.join(known) or 'none'}")
             raise ValueError(f"config: {name} has no option {option!r}; {hint}")
     try:
         made = config_class(**options, seed=seed, size=_CHUNK)
@@ -82,11 +88,6 @@ def generate_entry(address: EntryAddress) -> Mapping[str, Any]:
     dataset = get_dataset(address.dataset, address.config, address.seed)
     entry: Mapping[str, Any] = dataset[address.item]
     return entry
-
-
-def _suggest_name(word: str, choices: Sequence[str], otherwise: str) -> str:
-    near = get_close_matches(word, choices, n=1)
-    return f"did you mean {near[0]!r}?" if near else otherwise
 
 
 Entry = Mapping[str, Any]

@@ -7,7 +7,6 @@ import random
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
-from difflib import get_close_matches
 from functools import lru_cache
 from typing import Any, ClassVar, Self
 
@@ -15,7 +14,14 @@ import numpy
 from pydantic import Field, model_validator
 
 from rlx.plugin import Action, Demonstration, Episode, Problem, Reply, Split, StatefulEnvironment
-from rlx_gyms.libraries import ATTEMPTS, GymTask, NeedsLibrary, import_library, is_installed
+from rlx_gyms.libraries import (
+    ATTEMPTS,
+    GymTask,
+    NeedsLibrary,
+    import_library,
+    is_installed,
+    suggest_name,
+)
 
 
 def open_game(id: str, config: str, players: int, seed: int) -> Any:
@@ -29,8 +35,7 @@ def open_game(id: str, config: str, players: int, seed: int) -> Any:
         name = f"{id}-raw"
         if name not in registry:
             names = [known.removesuffix("-raw") for known in registry if known.endswith("-raw")]
-            near = get_close_matches(id, names, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"there are {len(names)}"
+            hint = suggest_name(id, names, f"there are {len(names)}")
             raise ValueError(f"textarena has no game {id!r}; {hint}")
     with mute(), _seed_generators(seed):
         try:

@@ -48,7 +48,10 @@ def normalize_answer(text: str) -> str:
         return _write_number(number)
     joined = _spaced_mark.sub(r"\1\2\3\4\5", _thousands.sub("", folded))
     kept = "".join(
-        c for i, c in enumerate(joined) if not _is_punctuation(c) or _belongs_to_word(joined, i)
+        c
+        for i, c in enumerate(joined)
+        if not (c in string.punctuation or unicodedata.category(c)[0] == "P")
+        or _belongs_to_word(joined, i)
     )
     return " ".join(_articles.sub(" ", kept).split()) or " ".join(folded.split())
 
@@ -68,10 +71,6 @@ def _write_plainly(text: str) -> str:
         else c
         for c in text.translate(_WIDE).translate(_TYPOGRAPHY)
     )
-
-
-def _is_punctuation(character: str) -> bool:
-    return character in string.punctuation or unicodedata.category(character)[0] == "P"
 
 
 def _belongs_to_word(text: str, at: int) -> bool:

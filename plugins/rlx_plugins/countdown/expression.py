@@ -209,10 +209,6 @@ def _apply_plus_sign(_: None, right: Any) -> Any:
     return right
 
 
-def _apply_minus_sign(_: None, right: Any) -> Any:
-    return -right
-
-
 # (precedence, lowest precedence of waiting operators applied before it, function). A precedence of
 # 0 marks closing tokens. `**` applies nothing before it, so it is right-associative and binds more
 # tightly than a sign.
@@ -238,5 +234,5 @@ _PROMPT: dict[str, int | _Operation] = {str(number): number for number in range(
 _PROMPT["("] = _OPEN
 _PREFIX = {
     "prompt": _PROMPT,
-    "python": _PROMPT | {"-": (3, 0, _apply_minus_sign), "+": (3, 0, _apply_plus_sign)},
+    "python": _PROMPT | {"-": (3, 0, lambda _, right: -right), "+": (3, 0, _apply_plus_sign)},
 }

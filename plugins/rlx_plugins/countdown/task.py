@@ -5,19 +5,14 @@ import random
 import re
 import zlib
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, Self
+from functools import lru_cache
+from typing import Any, Literal, NamedTuple, Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from rlx.plugin import Demonstration, Plugin, Problem, Split
 from rlx_plugins.countdown.expression import evaluate_expression
-from rlx_plugins.countdown.files import (
-    CountdownFiles,
-    CountdownRecord,
-    FileProblems,
-    is_held_out,
-    load_problems,
-)
+from rlx_plugins.countdown.rewards import is_finite_number
 from rlx_plugins.countdown.scorer import compute_score
 from rlx_plugins.countdown.search import (
     Rules,
@@ -26,7 +21,7 @@ from rlx_plugins.countdown.search import (
     find_solutions,
     random_expression,
 )
-from rlx_plugins.records import pick_problem
+from rlx_plugins.records import Source, Stamp, format_short_repr, pick_problem
 from rlx_plugins.templates import fill_template, list_template_fields
 
 _MAX_NUMBERS = 100
@@ -37,6 +32,17 @@ _MAX_SOLVED = 3  # counting the solutions of more numbers takes too long
 _NUMBER = re.compile(r"[0-9]+")
 
 Range = tuple[int, int]
+CountdownRecord = tuple[tuple[int, ...], float]
+"""The numbers of a problem, and its target."""
+
+
+class CountdownFiles(BaseModel):
+    """Records with `nums` (or `numbers`), a list of whole numbers, and `target`, a number."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    train: Source
+    """As in the task `dataset`; `held_out` splits off the problems for testing."""
 
 
 class Demonstrations(BaseModel):
@@ -60,6 +66,13 @@ class Demonstrations(BaseModel):
     one. The others are uniformly random."""
     confidence_steps: Literal[10, 20] = 10
     """Confidences are multiples of 1/10 or 1/20; for 20 a tiny model needs `arithmetic_05`."""
+
+
+class FileProblems(NamedTuple):
+    train: tuple[CountdownRecord, ...]
+    test: tuple[CountdownRecord, ...]
+    largest: int
+    """The largest number or target."""
 
 
 class CountdownTask(Plugin):
@@ -278,3 +291,50 @@ class CountdownTask(Plugin):
             if worked := random_expression(numbers, rules, rng, trivial=True):
                 return worked
         raise ValueError(f"no expression over {numbers} stays between 0 and {rules.high}")
+
+
+# Which problem in which split --------------------------------------------------------------------
+
+
+def is_held_out(numbers: Sequence[int], target: float, one_in: int) -> bool:
+    """Whether a problem belongs to the test split, in whatever order its numbers are."""
+    key = repr((tuple(sorted(numbers)), target))
+    return zlib.crc32(key.encode()) % one_in == 0
+
+
+@lru_cache(maxsize=4)
+def load_problems(source: Source, held_out: int, stamps: tuple[Stamp, ...]) -> FileProblems:
+    """Reads both splits, once per process and state of the files."""
+    train: list[CountdownRecord] = []
+    test: list[CountdownRecord] = []
+    for _, record in source.parse_rows(_parse_record):
+        (test if is_held_out(*record, held_out) else train).append(record)
+    for split, problems in (("train", train), ("test", test)):
+        if not problems:
+            raise ValueError(
+                f"{source.name}: no problem is left for the split {split!r} with "
+                f"held_out: {held_out}"
+            )
+    largest = max(n for numbers, target in (*train, *test) for n in (*numbers, target))
+    return FileProblems(tuple(train), tuple(test), int(largest))
+
+
+def _parse_record(record: Mapping[str, Any]) -> CountdownRecord:
+    name = "numbers" if "numbers" in record else "nums"
+    for field, synonym in ((name, " (or numbers)"), ("target", "")):
+        if field not in record:
+            there = ", ".join(map(repr, record)) or "no fields"
+            raise ValueError(f"there is no field {field}{synonym}; there are {there}")
+    numbers, target = record[name], record["target"]
+    if not isinstance(numbers, list) or not numbers or not all(map(_is_natural, numbers)):
+        raise ValueError(
+            f"{name} must be a list of whole numbers, none below 0, "
+            f"got {format_short_repr(numbers)}"
+        )
+    if not is_finite_number(target):
+        raise ValueError(f"target must be a finite number, got {format_short_repr(target)}")
+    return tuple(map(int, numbers)), int(target) if target == int(target) else target
+
+
+def _is_natural(value: Any) -> bool:
+    return is_finite_number(value) and value >= 0 and value == int(value)

@@ -173,7 +173,6 @@ class KgEnvironment(Environment):
 
 
 def _view_graph(state: KgState) -> Graph | None:
-    """The graph as the rollout sees it; None if its question's own graph is empty."""
     if state.facts is None:
         return GraphView(load_world_graph(), world=state.world, hide=state.hide)
     return _build_graph(state.facts) if state.facts else None
