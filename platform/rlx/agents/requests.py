@@ -40,21 +40,28 @@ class Continuation:
 
 @dataclass(slots=True, eq=False)
 class AgentRequests:
-    """The requests of one program.
+    """The program of one rollout, and its requests.
 
     A request continues the longest dialogue that its messages, text or tokens begin with: it goes
     on from the tokens that were sampled, and only what follows them is tokenized.
 
     Attributes:
+        tree: number of its problem among those of a step.
         is_over: whether the rollout has no further turns, so that it does not matter how the
             program ends.
         refused: number of requests that could not be answered.
+        key: of its address.
+        seconds: those in which it did not wait for the model.
     """
 
     model: ServedModel
     recorder: RolloutRecorder
+    tree: int = 0
     is_over: bool = False
     refused: int = 0
+    key: str = ""
+    seconds: float = 0.0
+    is_killed: bool = False
     _dialogues: dict[str, RecordedTurn] = field(default_factory=dict)
     _texts: list[tuple[str, RecordedTurn]] = field(default_factory=list)
     _responses: dict[str, list[RecordedTurn]] = field(default_factory=dict)
