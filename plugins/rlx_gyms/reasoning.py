@@ -229,10 +229,8 @@ class ReasoningGymScore(NeedsLibrary, Reward):
 
 @lru_cache(maxsize=4096)
 def _score_answer(address: EntryAddress, answer: str) -> LimitedResult:
-    """The scorer's value: here if it only compares texts, else in a process of its own.
-
-    Kept, because the answers of a group are often alike, and a process costs milliseconds.
-    """
+    """The scorer's value: here if it only compares texts, else in a process of its own. Kept,
+    because the answers of a group are often alike."""
     dataset = get_dataset(address.dataset, address.config, address.seed)
     entry = generate_entry(address)
     base = import_library("reasoning_gym.dataset").ProceduralDataset
@@ -309,11 +307,8 @@ class ReasoningGymTask(NeedsLibrary, GymTask):
         return Demonstration(turns if self.confidences else turns[:1])
 
     def _locate_candidate(self, split: Split, index: int, seed: int, attempt: int) -> EntryAddress:
-        """Where the candidates for a problem come from: no two problems share one.
-
-        A dataset of `_CHUNK` entries holds 16 candidates for each of 16 problems, because some
-        datasets take long to make.
-        """
+        """Where the candidates of a problem, and of no other, come from: a dataset of `_CHUNK`
+        entries, which may take long to make, holds 16 for each of 16 problems."""
         side = 16
         chunk, place = divmod(index, _CHUNK // side)
         batch, turn = divmod(attempt, side)

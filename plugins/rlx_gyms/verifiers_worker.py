@@ -107,10 +107,8 @@ class Rows:
 
 
 def find_package(taskset: str) -> str:
-    """The name of a taskset's package, which can be imported afterwards.
-
-    A folder is the package itself, or a project with the package in it.
-    """
+    """The name of a taskset's package, which can be imported afterwards; a folder is the package
+    itself, or a project with the package in it."""
     folder = Path(os.path.expanduser(taskset))  # noqa: PTH111  (the method raises for unknown users)
     if not folder.is_dir():
         return taskset

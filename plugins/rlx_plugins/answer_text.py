@@ -1,7 +1,4 @@
-"""Compares answers as text: the normal form of answers and names, and numbers as numbers.
-
-A data file may hold 72 as 72.0, in a column with a null, and 0.00001 as 1e-05.
-"""
+"""Compares answers as text: the normal form of answers and names, and numbers as numbers."""
 
 import re
 import string
@@ -94,11 +91,7 @@ def _belongs_to_word(text: str, at: int) -> bool:
 
 
 def format_number(value: float) -> str:
-    """Returns a number in decimal digits, without exponent and without zeros at the end.
-
-    Raises:
-        ValueError: the number is infinite or not a number.
-    """
+    """Returns a finite number in decimal digits, without exponent and zeros at the end."""
     if isinstance(value, int):
         return str(value)
     written = format(Decimal(repr(value)), "f")  # raises for infinities below

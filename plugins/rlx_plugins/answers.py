@@ -1,7 +1,4 @@
-"""Accuracy rewards that compare a turn's answer with the known ones of its problem, as text.
-
-`rlx_plugins.mathematics` compares them as mathematics.
-"""
+"""Accuracy rewards that compare a turn's answer with the known ones of its problem, as text."""
 
 import re
 from collections.abc import Mapping, Sequence

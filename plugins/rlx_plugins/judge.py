@@ -1,8 +1,4 @@
-"""Rewards by a language model behind OpenAI's interface: it rates an answer, or ranks a group's.
-
-What the policy wrote stands in the judge's prompt between lines that nobody can write in advance.
-Answers of the judge are remembered with the run (`rlx.plugin.recall`).
-"""
+"""Rewards by a language model behind OpenAI's interface: it rates or ranks answers."""
 
 import asyncio
 import hashlib

@@ -1,9 +1,4 @@
-"""Rewards of RLCR, also in two turns: the Brier score of a stated confidence, and the format.
-
-The Brier score of a confidence c for an answer that is right (y = 1) or wrong (y = 0) is
-1 - (y - c)²; its expectation is greatest at c = P(right). After Damani et al., "Beyond Binary
-Rewards" (arXiv 2507.16806), whose code accepts `nan`; here a confidence must be finite.
-"""
+"""Rewards of RLCR (arXiv 2507.16806): the Brier score of a stated confidence, and the format."""
 
 import math
 import re
@@ -59,7 +54,8 @@ def _read_judgement(sample: Sample) -> tuple[float, ParsedConfidence]:
 class Brier(Reward):
     """1 - (of - c)² for the stated confidence c; `of` names the reward for correctness.
 
-    Without a valid confidence it is 0, which is also the worst valid score.
+    Its expectation is greatest at c = P(right). Without a valid confidence it is 0, which is also
+    the worst valid score. RLCR's code accepts `nan`; here a confidence must be finite.
     """
 
     reads_parent: ClassVar[bool] = True

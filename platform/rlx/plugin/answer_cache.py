@@ -1,7 +1,4 @@
-"""What servers answered to rewards: kept with a run, so that nobody is asked the same twice.
-
-Each answer is in the file before it is used: a resumed run asks only for what was still under way.
-"""
+"""What servers answered to rewards: kept with a run, so that nobody is asked the same twice."""
 
 import hashlib
 import json

@@ -31,7 +31,6 @@ class Action:
     """One turn of the policy, as an environment sees it. Its text is model output and untrusted.
 
     Attributes:
-        text: text of this turn only.
         spans: content of each named span that was found.
         number: from 1.
         turns_left: regular turns that may follow this one.
@@ -101,12 +100,11 @@ class Episode:
     Attributes:
         name: what it shows, such as "gold" or "out of patience"; unique within an environment.
         problem: the task's record, or as much of it as `reset` reads.
-        turns: the policy's turns.
         kinds: the promised kind of each turn.
         done: whether the last turn ends the rollout; no other turn does.
         observations: the promised observation after each turn; empty to promise none.
         spans: tags whose contents `Action.spans` holds.
-        options: options of the plugin, as in YAML.
+        options: of the plugin, as in YAML.
         self_play: whether the turns are those of both players, each of the player whose turn it is.
     """
 
@@ -130,7 +128,6 @@ class Environment(Plugin, ABC):
 
     Attributes:
         kinds: every kind of turn that `step` may report; `rewards.turn.NAME.turn` names one.
-        examples: example rollouts with promised results.
         repeats: name of the `info` value that is true for a turn that repeats an earlier one; ""
             for none. A policy that repeats itself until no turn is left raises an alarm.
         self_play: whether `step` takes the turns of two players, by `Action.player`, and says whose

@@ -28,7 +28,7 @@ class Sample:
     Attributes:
         id: unique within the step.
         problem: the task's record, `Problem.fields`.
-        turn: kind of turn: "answer", "confidence", ...
+        turn: its kind: "answer", "confidence", ...
         number: from 1, in its rollout.
         response: text of this turn only, without the prompt.
         spans: content of each named span that was found, such as `{"answer": "3 + 4"}`.
@@ -63,7 +63,7 @@ class Score:
 
     Attributes:
         value: a finite number.
-        reason: why the value is what it is, if that needs explaining ("unparsable", "format").
+        reason: why the value is what it is, such as "unparsable".
         parts: additional named figures to record; never summed.
     """
 
@@ -126,7 +126,6 @@ class Reward(Plugin):
             score` on one for each call. Each call has its own deadline.
         max_cost: a run that has recalled answers (`rlx.plugin.recall`) whose `cost` sums up to
             this much ends after the step, with a checkpoint; None for no limit.
-        examples: example inputs with promised verdicts.
     """
 
     scope: ClassVar[Scope] = "sample"

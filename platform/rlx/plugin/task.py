@@ -39,7 +39,6 @@ class Problem:
 
     Attributes:
         id: stable across runs, so that two runs can be compared on the same problem.
-        prompt: the text shown to the model.
         system: a system message; "" uses the experiment's.
         history: messages between the system message and the prompt, user and assistant in turns.
         allow_control_tokens: whether names of control tokens in `prompt`, `history` and `system`,

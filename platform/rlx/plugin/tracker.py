@@ -35,7 +35,6 @@ class TrackedPoint:
             the newest exists, with the largest `seq`. 0 for a figure of an evaluation of which the
             run has no metric; it is sent with every end.
         name: in characters that every tracker takes: letters, digits and `_-./ :`, at most 250.
-        step: training step.
         value: finite.
         at: when it was written, in seconds since 1970.
     """
@@ -59,12 +58,10 @@ class TrackedRun:
         created: seconds since 1970.
         began: when it was started, in seconds since 1970, or None.
         ended: seconds since 1970; of a lost run, when it was last heard of; else None.
-        settings: the resolved experiment.
-        yaml: the experiment as it was submitted.
+        settings: the resolved experiment; `yaml` is it as it was submitted.
         identity: tags that no other run has, of any registry.
         tags: these and other facts about the run, such as `rlx.varied.PATH`.
         description: in Markdown, with a table of each evaluation.
-        groups: names of the groups that it belongs to.
         folder: of the run, where a tracker may keep what it needs; None if there is none.
         ids: what the registry keeps of `Tracker.ids`.
     """

@@ -36,12 +36,10 @@ class ClientGoneError(Exception):
 
 
 def create_app(model: ServedModel, submit: Submit, token: str | None) -> FastAPI:
-    """Returns the application that serves a model.
+    """Returns the application that serves a model by `Batcher.submit`.
 
-    Args:
-        submit: queues what a request asks for; see `Batcher.submit`.
-        token: that every request needs; None lets everyone in who can connect to this machine's
-            loopback address, but no web page.
+    Every request needs the token; None lets everyone in who can connect to this machine's loopback
+    address, but no web page.
     """
     app = build_app()
     app.add_middleware(_AccessGuard, token=token)

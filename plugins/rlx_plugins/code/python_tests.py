@@ -1,7 +1,4 @@
-"""The reward `python_tests`: Python code of an answer against the tests of its problem.
-
-`rlx_plugins.code.inside` says why an answer cannot forge its verdict.
-"""
+"""The reward `python_tests`: Python code of an answer against the tests of its problem."""
 
 import ast
 import builtins

@@ -1,9 +1,4 @@
-"""A sandbox for programs that a model wrote: bubblewrap, limits of the kernel, and a filter.
-
-A program in it has no network, sees /usr and Python, both read-only, and can write to a /tmp of its
-own. It sees no other processes and none of this process's environment. When the
-sandbox ends, all of its processes end.
-"""
+"""A sandbox without network for programs that a model wrote: bubblewrap, limits, a filter."""
 
 import os
 import re
@@ -132,12 +127,8 @@ class Sandbox:
         ]
 
     def _wrap(self, limited: list[str]) -> tuple[list[str], list[int], int, int | None]:
-        """A command in bubblewrap.
-
-        Returns:
-            It, the descriptors to pass to it and to close here, where bubblewrap reports, and a
-            pipe that it waits for until its users are known, if it is to know any.
-        """
+        """A command in bubblewrap, the descriptors to pass to it and to close here, where
+        bubblewrap reports, and a pipe on which it waits until its users are known, if any."""
         status, theirs = os.pipe()
         rules = os.memfd_create("rlx")
         os.write(rules, build_filter())
@@ -186,11 +177,8 @@ class SandboxProcess:
         self._reported = b""
 
     def wait(self, seconds: float) -> int | None:
-        """Waits for the end of the program; raises SandboxError if it never began.
-
-        Returns:
-            Its exit code, 128 and the number of a signal that ended it, or None if it still runs.
-        """
+        """Waits for the end of the program; raises SandboxError if it never began. Returns its
+        exit code, 128 and the number of a signal that ended it, or None if it still runs."""
         try:
             code: int = self._process.wait(seconds)
         except subprocess.TimeoutExpired:

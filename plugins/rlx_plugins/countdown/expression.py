@@ -1,10 +1,4 @@
-"""Evaluates untrusted arithmetic as Python would, without `eval`, `ast` or recursion.
-
-Every call ends within milliseconds and either returns a number or raises an error with the reason.
-Precedence, associativity and the mixing of ints and floats are Python's. The limits are at or near
-those of CPython 3.11, with two exceptions: the size of whole numbers, for which Python would
-compute for hours, and complex values, which are rejected.
-"""
+"""Evaluates untrusted arithmetic as Python would, without `eval`, `ast` or recursion."""
 
 import math
 import operator

@@ -193,11 +193,9 @@ class CountdownArithmetic(Reward):
     whole results of earlier true sums, each as often as it is there, and its right side is the
     value. An identity such as `1=1` or `3+5=3+5` is no true sum, nor is `1+1=2` without two ones.
 
-    If only the answer is rewarded, the written sums degrade, and with them the evidence that tells
-    right from wrong answers. `of` names the reward for correctness: a wrong answer scores 0, since
-    true sums that lead nowhere are easier to write than right answers. An answer without sums also
-    scores 0. To bound the time, only 64 lines are read, and one of more than 256 characters counts
-    as a false sum.
+    `of` names the reward for correctness: a wrong answer scores 0, since true sums that lead
+    nowhere are easier to write than right answers. An answer without sums also scores 0. Only 64
+    lines are read, and one of more than 256 characters counts as a false sum.
     """
 
     reads_parent: ClassVar[bool] = True

@@ -1,10 +1,4 @@
-"""The rule-based reward of Countdown: TinyZero's format and levels, with exact arithmetic.
-
-TinyZero lets a decimal use its digits and forgives a distance of 1e-5, so that
-`50+.0000003+.0000008+.0000009` reaches 50 with 50, 3, 8 and 9. By default a decimal is refused
-here, and the value must equal the target exactly. `allow_decimals=True` is TinyZero's own rule,
-except for complex values. Where its code would hang or raise, the answer earns the format score.
-"""
+"""The rule-based reward of Countdown: TinyZero's format and levels, with exact arithmetic."""
 
 import math
 import re

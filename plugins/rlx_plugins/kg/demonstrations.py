@@ -1,8 +1,4 @@
-"""The scripted policy for warm starts: good episodes, and episodes with one known mistake each.
-
-Most episodes make a mistake, so that reinforcement learning has to unlearn behaviour of the warm
-start, but enough are good for it to discover the better behaviour.
-"""
+"""The scripted policy for warm starts: good episodes, and episodes with one known mistake each."""
 
 import random
 from collections.abc import Callable, Mapping, Sequence

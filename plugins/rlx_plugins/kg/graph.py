@@ -1,7 +1,4 @@
-"""An in-memory knowledge graph of numbered entities and relations, and the one that rlx ships.
-
-Numbers follow the order of names, so results read from an index are already in display order.
-"""
+"""An in-memory knowledge graph, numbered in order of names, and the one that rlx ships."""
 
 import hashlib
 import json

@@ -1,11 +1,4 @@
-"""Parses the agent's turns: reasoning followed by one action, a query or an answer.
-
-    <think> find currency of France</think><kg-query>get_tail_entities( France, currency)</kg-query>
-    <think> answer found</think><answer> Euro</answer>
-
-The protocol is that of KG-R1 (arXiv 2509.26383), whose older function names are accepted too. Tags
-are lower case. Parsing takes time linear in the length of the turn.
-"""
+"""Parses the agent's turns, in the protocol of KG-R1 (arXiv 2509.26383), in linear time."""
 
 from typing import Literal, NamedTuple
 

@@ -1,9 +1,4 @@
-"""Generates questions over a graph from templates, with all right answers.
-
-A question follows a chain of hops from an entity: to the objects of a relation (tail), to its
-subjects (head), or along a symmetric relation, which reads as a verb ("a country that borders
-France"). A path is the sequence of facts on one such walk.
-"""
+"""Generates questions over a graph from templates, with all right answers."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,7 +13,8 @@ from rlx_plugins.kg.text import escape_text
 Type = Literal["forward", "inverse", "hop2", "hop3", "neighbour", "intersection", "count"]
 Direction = Literal["tail", "head", "both"]
 Hop = tuple[Direction, int]
-"""The direction and the relation of a hop; `both` is the tail of a symmetric relation."""
+"""A relation that is followed to its objects (tail), to its subjects (head), or both ways, if it is
+symmetric: it then reads as a verb, as in a country that borders France."""
 
 _Path = tuple[Triple, ...]
 _Grammar = Mapping[Direction, frozenset[int]]

@@ -1,8 +1,6 @@
 """Rewards for whole rollouts of the agent (after KG-R1, arXiv 2509.26383).
 
-An answer may have several names, its label and its aliases; several names of one answer count once.
-Answers that share a name are one answer. Names are compared in escaped form (`escape_text`) and as
-in question answering (`normalize_answer`).
+Several names of one answer, its label and its aliases, count once.
 """
 
 import re
