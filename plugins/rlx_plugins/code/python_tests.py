@@ -10,14 +10,14 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import lru_cache
 from typing import Any, ClassVar
 
 from rlx.plugin import Example, Sample, Score
 from rlx_plugins.code import inside
 from rlx_plugins.code.code_reward import CodeReward, strip_lines
-from rlx_plugins.code.sandbox import Sandbox, SandboxError, SandboxProcess, find_python
+from rlx_plugins.code.sandbox import SandboxError, SandboxOptions, SandboxProcess, find_python
 from rlx_plugins.examples import build_example
 from rlx_plugins.records import format_short_repr
 
@@ -114,13 +114,13 @@ class PythonTests(CodeReward):
         with ExitStack() as stack:
             ours, theirs = _open_sockets(stack)
             if isinstance(tests[0], TextTest):
-                answer = self._start(stack, "run", self.build_sandbox(), theirs)
+                answer = self._start(stack, "run", self, theirs)
                 started = [answer]
             else:
                 to_tests, to_answer = _open_sockets(stack)
-                answer = self._start(stack, "serve", self.build_sandbox(), to_tests)
+                answer = self._start(stack, "serve", self, to_tests)
                 # Tests end with the answer, or with the time.
-                patient = replace(self.build_sandbox(), cpu_seconds=math.ceil(self.seconds) + 1)
+                patient = self.model_copy(update={"cpu_seconds": math.ceil(self.seconds) + 1})
                 started = [answer, self._start(stack, "tests", patient, theirs, to_answer)]
             line = inside.Channel(ours.fileno(), self._longest)
             _await_start(line, ours, started)
@@ -140,13 +140,13 @@ class PythonTests(CodeReward):
                 return (), self._explain(str(reason), answer)
 
     def _start(
-        self, stack: ExitStack, side: str, sandbox: Sandbox, *sockets: socket.socket
+        self, stack: ExitStack, side: str, sandbox: SandboxOptions, *sockets: socket.socket
     ) -> SandboxProcess:
         """Starts one side, which alone then has these sockets."""
         numbers = [each.fileno() for each in sockets]
         program = [find_python(), "-s", "-P", "-S", "-c", inspect.getsource(inside)]
         command = [*program, *map(str, (side, self._longest, *numbers))]
-        process = stack.enter_context(sandbox.start(command, descriptors=numbers))
+        process = stack.enter_context(sandbox.start_program(command, descriptors=numbers))
         for each in sockets:
             each.close()
         return process

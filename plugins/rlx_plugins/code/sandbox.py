@@ -11,10 +11,11 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import IO, Any
+
+from pydantic import BaseModel, ConfigDict, Field
 
 from rlx_plugins.code.system_calls import build_filter
 
@@ -37,28 +38,26 @@ class SandboxError(RuntimeError):
     """The sandbox failed, not the program in it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Sandbox:
-    """Limits of a sandbox and what it shows.
+class SandboxOptions(BaseModel):
+    """The limits of a sandbox, and the start of programs in it."""
 
-    Attributes:
-        cpu_seconds: of each process.
-        memory_mb: MiB of address space of each process, and of files in /tmp.
-        processes: processes and threads at a time.
-        output_kb: KiB of a file or an output.
-        unsafe: no sandbox: only the limits hold.
-    """
+    model_config = ConfigDict(frozen=True, extra="forbid")
 
-    cpu_seconds: int
-    memory_mb: int
-    processes: int
-    output_kb: int
+    cpu_seconds: int = Field(2, ge=1, le=3600)
+    """Processor time of each process, which is the same on a busy machine."""
+    memory_mb: int = Field(256, ge=64, le=1 << 20)
+    """MiB of address space of each process."""
+    processes: int = Field(8, ge=2, le=4096)
+    """Processes and threads at a time, with those that start the program."""
+    output_kb: int = Field(256, ge=1, le=1 << 20)
+    """KiB of an output or a file."""
     unsafe: bool = False
+    """Whether code runs without a sandbox, as you: it can read and delete your files."""
 
-    def check(self) -> None:
+    def check_sandbox(self) -> None:
         """Runs a program that does nothing; raises OSError if this machine has no sandbox."""
         try:
-            with self.start(["true"]) as process:
+            with self.start_program(["true"]) as process:
                 code = process.wait(60.0)
         except SandboxError as error:
             help_ = "install bubblewrap, or set `unsafe: true` to run code without a sandbox"
@@ -67,7 +66,7 @@ class Sandbox:
             raise OSError(f"no program starts with these limits (exit code {code})")
 
     @contextmanager
-    def start(
+    def start_program(
         self,
         command: Sequence[str],
         *,
