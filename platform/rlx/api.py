@@ -164,7 +164,7 @@ class Run:
         # What keeps plugins from working is the run's to say.
         with suppress(RlxError, ValueError):
             plugins = resolve_plugins(ExperimentSpec.from_record(found.spec))
-            notes = describe_plugin_changes(plugins.provenance, found.plugins)
+            notes = describe_plugin_changes(plugins.list_records(), found.plugins)
             for note in dict.fromkeys(notes):
                 report(f"warning: {escape_unprintable(note)}", err=True)
         with open_registry(self.registry, read_only=False) as registry:

@@ -275,21 +275,6 @@ def test_resolves_every_plugin_and_remembers_where_it_came_from():
     assert plugins.warnings == ()
 
 
-def test_options_are_blamed_at_their_line():
-    error = refused(
-        ("plugin: exact,", "plugin: exact, wieght: 2, strcit: true,"),
-        ("{plugin: sums}", "{plugin: sums, level: hrad, span: ['1', 9]}"),
-    )
-    assert error.exit_code == 2
-    text = str(error)
-    assert "guest.yaml:9:31" in text
-    assert "did you mean 'weight'?" in text
-    assert "did you mean 'strict'?" in text
-    assert "did you mean 'hard'?" in text
-    assert "'task.span.0' must be a whole number, not text '1'" in text
-    assert [d.path[-1] for d in error.diagnostics] == ["wieght", "strcit", "level", 0]
-
-
 def test_a_plugins_own_validator_is_quoted_at_its_key():
     error = refused(("{plugin: sums}", "{plugin: sums, span: [9, 1]}"))
     assert "'task': span runs backwards, from 9 to 1" in str(error)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from rlx.batch import list_batch_rows
 from rlx.credit_assignment import build_scored_rows, compute_answer_scores, find_lost_rows
-from rlx.discovery import describe_data_changes, describe_plugin_changes, list_plugin_records
+from rlx.discovery import describe_plugin_changes, list_plugin_records
 from rlx.errors import ShapeError, SpecError
 from rlx.launch import locate_run_folder, open_registry
 from rlx.phase_setup import PhaseSetup, build_setup
@@ -342,8 +342,5 @@ def _build_rescore_spec(
     plugins = check_read_spec(read)
     if read.spec.dump_resolved() != recorded:
         return read.spec, False, []
-    notes = [
-        *describe_plugin_changes(plugins.provenance, run.plugins),
-        *describe_data_changes(list_plugin_records(read.spec, plugins), run.plugins),
-    ]
+    notes = describe_plugin_changes(list_plugin_records(read.spec, plugins), run.plugins)
     return read.spec, True, list(dict.fromkeys(notes))

@@ -67,7 +67,7 @@ class LoadedSpec:
         """Maps the dotted path of every value to `default`, `FILE:line` or `--set`; a list of plain
         values counts as one value."""
         origins = {}
-        for at in _list_leaf_paths(self.spec.dump_resolved(), ()):
+        for at, _ in _list_leaves(self.spec.dump_resolved(), ()):
             written = at
             if at[-1] == "kind" and isinstance(get_at_path(self.document.tree, at[:-1]), str):
                 written = at[:-1]  # a bare kind, such as `launcher: slurm`
@@ -81,19 +81,17 @@ class LoadedSpec:
 
 def list_leaf_values(tree: Any) -> Iterator[tuple[str, Any]]:
     """Yields every value of an experiment with its dotted path; a list of plain values is one."""
-    for path in _list_leaf_paths(tree, ()):
-        yield format_key_path(path), get_at_path(tree, path)
+    for path, value in _list_leaves(tree, ()):
+        yield format_key_path(path), value
 
 
-def _list_leaf_paths(value: Any, path: KeyPath) -> Iterator[KeyPath]:
-    if isinstance(value, dict) and value:
-        for key, below in value.items():
-            yield from _list_leaf_paths(below, (*path, key))
-    elif isinstance(value, list) and any(isinstance(item, dict | list) for item in value):
-        for index, item in enumerate(value):
-            yield from _list_leaf_paths(item, (*path, index))
+def _list_leaves(value: Any, path: KeyPath) -> Iterator[tuple[KeyPath, Any]]:
+    is_list = isinstance(value, list) and any(isinstance(item, dict | list) for item in value)
+    if is_list or (isinstance(value, dict) and value):
+        for key, below in enumerate(value) if is_list else value.items():
+            yield from _list_leaves(below, (*path, key))
     else:
-        yield path
+        yield path, value
 
 
 def read_document(source: Path | Mapping[str, Any], overrides: Sequence[str] = ()) -> YamlDocument:
