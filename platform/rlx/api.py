@@ -485,7 +485,7 @@ def read(source: Source, *overrides: str) -> Experiment:
     if wrong := [one for one in overrides if not isinstance(one, str)]:
         raise SpecError(f"an override is text, path.to.key=value, not a {type(wrong[0]).__name__}")
     loaded, plugins = check_file(source if isinstance(source, Mapping) else Path(source), overrides)
-    return Experiment(loaded.path, loaded, plugins)
+    return Experiment(Path(loaded.document.file), loaded, plugins)
 
 
 def validate(source: Source, *overrides: str) -> tuple[Diagnostic, ...]:

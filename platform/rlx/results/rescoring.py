@@ -338,7 +338,7 @@ def _build_rescore_spec(
         other = read_spec(file).spec.dump_resolved()
         tree |= {name: other[name] for name in RULES}
     document = parse_yaml_document(json.dumps(tree, indent=2), f"the experiment of {run.id}")
-    read = validate_document(apply_overrides(document, overrides), Path(document.file))
+    read = validate_document(apply_overrides(document, overrides))
     plugins = check_read_spec(read)
     if read.spec.dump_resolved() != recorded:
         return read.spec, False, []
