@@ -22,6 +22,7 @@ from torch import Tensor
 from rlx.batch import TokenBatch, build_token_batch
 from rlx.credit import Credit, CreditInputs, estimate_grpo
 from rlx.learner import Learner
+from rlx.phase_setup import CreditRules
 from rlx.plugin import Problem
 from rlx.rollout import RolloutTree, build_rollout_plan, sample_rollout_trees
 from rlx.sampler import TransformersSampler, copy_policy
@@ -35,8 +36,7 @@ from rlx.spec import (
     TurnSpec,
     TwoTurnRolloutSpec,
 )
-from rlx.step import assign_credit
-from rlx.train_batch import CreditRules, ScoredRows, TokenStreams
+from rlx.step import ScoredRows, TokenStreams, assign_credit
 
 LOSS = LossSpec()
 RATE = 1e-6

@@ -10,16 +10,16 @@ from rows import each_row
 from trees import conversation, turn
 
 from rlx.batch import build_token_batch
-from rlx.credit_assignment import (
+from rlx.plugin import Problem
+from rlx.reward import RewardEntry, RewardTable
+from rlx.rollout import NO_PARENT, RolloutTree, Segment
+from rlx.step import (
     build_scored_rows,
     compute_answer_scores,
     find_lost_rows,
     join_row_rewards,
     place_row_rewards,
 )
-from rlx.plugin import Problem
-from rlx.reward import RewardEntry, RewardTable
-from rlx.rollout import NO_PARENT, RolloutTree, Segment
 
 
 @each_row(

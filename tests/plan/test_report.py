@@ -8,7 +8,6 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from rlx.credit_assignment import complete_inputs, estimate_credit
 from rlx.discovery import resolve_plugins
 from rlx.errors import PluginError
 from rlx.phase_setup import build_setup
@@ -18,6 +17,7 @@ from rlx.plan.rehearsal_checks import build_stop_fault, check_trial
 from rlx.plan.synthetic_responses import load_plan_problems, load_speech
 from rlx.plan.synthetic_step import run_trial
 from rlx.reward import RewardPool
+from rlx.step import complete_inputs, estimate_credit
 
 RLCR = Path(__file__).parents[2] / "experiments" / "rlcr.yaml"
 
