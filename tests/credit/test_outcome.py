@@ -158,6 +158,14 @@ def test_gdpo_agrees_with_a_plain_loop_and_an_absent_reward_is_no_zero(rows, ddo
         assert scaled == pytest.approx([s / (spread + 1e-4) for s in sums], abs=1e-8)
 
 
+def test_gdpo_tells_apart_what_a_sum_confuses():
+    """Two rewards, 1 + 0 and 0 + 1: their sums are equal, and GRPO would learn nothing."""
+    values = [[1.0, 0.0], [0.0, 1.0], [0.0, 1.0], [0.0, 1.0]]
+    assert (gdpo(values, [0] * 4, (1.0, 1.0)) == 0).all()  # the deviations are equal too
+    advantages = gdpo(values, [0] * 4, (1.0, 0.5))[:, 0]
+    assert advantages[0] > 0 > advantages[1]
+
+
 # Relations ----------------------------------------------------------------------------------------
 
 

@@ -117,6 +117,18 @@ def vine(steps, values, scores):
     return estimate_vineppo(build_credit_inputs(given), VinePpo())
 
 
+# Worked examples ----------------------------------------------------------------------------------
+
+
+def test_literal_and_skip_part_where_the_discount_is_not_one():
+    rewards, values = rows([0, 0, 0, 1.0], [0.5, 0.4, 0.9, 0.3])
+    mask = torch.tensor([[True, True, False, True]])
+    skipped, _ = gae(rewards, values, mask, gamma=0.5, lam=0.0)
+    literal, _ = gae(rewards, values, mask, gamma=0.5, lam=0.0, environment="literal")
+    assert skipped[0].tolist() == pytest.approx([-0.3, -0.25, 0, 0.7])
+    assert literal[0].tolist() == pytest.approx([-0.3, 0.05, 0, 0.7])
+
+
 # Against plain loops ------------------------------------------------------------------------------
 
 

@@ -11,6 +11,7 @@ from rows import each_row
 
 from rlx.credit import ema_scale, group_advantages, prompt_scale
 
+HOW = {"ddof": 1, "eps": 1e-6}
 close = partial(pytest.approx, rel=1e-9, abs=1e-9)
 rewards = st.integers(0, 16).map(lambda n: n / 16)
 # prompts of answers of confidences
@@ -47,6 +48,24 @@ def test_prompt_scale_agrees_with_a_plain_loop(trees, ddof, eps):
     assert prompt_scale(advantages, prompts, ddof=ddof, eps=eps).tolist() == close(expected)
 
 
+def test_two_confidences_of_a_prompt_have_one_degree_of_freedom():
+    advantages, prompts = torch.tensor([0.25, -0.25]), torch.zeros(2, dtype=torch.int64)
+    expected = [math.sqrt(0.5), -math.sqrt(0.5)]  # σ² = 2 · .0625 / (2 - 1)
+    assert prompt_scale(advantages, prompts, ddof=1, eps=0.0).tolist() == pytest.approx(expected)
+
+
+def test_answers_with_other_labels_keep_their_share_of_the_push():
+    """Within an answer σ makes a sure and a doubtful answer push alike; within a prompt it does
+    not, unless the prompt has no other answer."""
+    doubtful, sure = [0.25, 0.75], [0.875, 0.9375]
+    together, prompts = first_level([[doubtful, sure]])
+    scaled = prompt_scale(together, prompts, **HOW)
+    assert (scaled[1] / scaled[3]).item() == close(8.0)
+    apart, prompts = first_level([[doubtful], [sure]])
+    scaled = prompt_scale(apart, prompts, ddof=1, eps=0.0)
+    assert scaled[1].item() == close(scaled[3].item())
+
+
 # Exponential moving average -----------------------------------------------------------------------
 
 
@@ -63,6 +82,14 @@ def test_ema_scale_agrees_with_a_plain_loop_over_steps(steps, momentum):
         actual, state = ema_scale(advantages, state, momentum=momentum, eps=1e-6)
         assert actual.tolist() == close(expected)
         assert state == (None if plain is None else close(plain))
+
+
+def test_the_first_step_has_unit_root_mean_square_and_later_ones_shrink_with_the_gradient():
+    advantages, _ = first_level([[[0.25, 0.75]], [[0.0, 1.0]]])
+    first, state = ema_scale(advantages, None, momentum=0.9, eps=0.0)
+    assert first.square().mean().item() == close(1.0)
+    later, _ = ema_scale(advantages / 100, state, momentum=0.9, eps=1e-6)
+    assert 0.01 < later.square().mean().sqrt().item() < 0.011
 
 
 def test_a_step_without_signal_does_not_touch_the_scale():

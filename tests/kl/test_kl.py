@@ -9,8 +9,11 @@ import hypothesis.strategies as st
 import pytest
 import torch
 from hypothesis import assume, given
+from rows import each_row
 
-from rlx.kl import KlCoefficient, kl_terms, mean_kl, subtract_kl_penalty
+from rlx.kl import CLAMP, KlCoefficient, kl_terms, mean_kl, subtract_kl_penalty
+from rlx.learner.learner import UpdateSums, UpdateTargets, policy_term
+from rlx.spec import KlPenalty, LossSpec
 
 SAME = [("k1", "kl"), ("k2", "mse"), ("k3", "low_var_kl")]
 KINDS = ["k1", "abs", "k2", "k3"]
@@ -57,6 +60,20 @@ def test_agrees_with_plain_arithmetic(pairs):
     for kind in KINDS:
         expected = [oracle(kind, p, q) for p, q in pairs]
         assert kl_terms(policy, reference, kind).tolist() == near(expected, 1e-9, 1e-12)
+
+
+@given(st.floats(1e-4, 1e-2), st.sampled_from([-1, 1]))
+def test_near_the_reference_k3_is_k2_even_in_float32(size, sign):
+    reference = torch.zeros(1)
+    policy = torch.tensor([sign * size])
+    k2, k3 = (kl_terms(policy, reference, kind).item() for kind in ("k2", "k3"))
+    assert k3 == near(k2, rel=size, absolute=1e-10)
+
+
+@each_row("x", [CLAMP, 6.0, 300.0])
+def test_k3_stays_finite_however_far_the_policies_are_apart(x):
+    assert kl_terms(torch.zeros(1), torch.tensor([x]), "k3").item() == near(math.exp(5) - 6)
+    assert kl_terms(torch.zeros(1), torch.tensor([-x]), "k3").item() == near(math.exp(-5) + 4)
 
 
 def test_an_unknown_estimator_is_refused():
@@ -163,6 +180,15 @@ def test_a_fixed_coefficient_stays():
     assert KlCoefficient(beta=0.05).update(9.0, 64) == KlCoefficient(beta=0.05)
 
 
+@given(st.floats(-1, 100), st.integers(1, 500))
+def test_beta_rises_above_the_target_falls_below_it_and_never_jumps(current, steps):
+    before = KlCoefficient(beta=0.2, target=0.1, horizon=1000)
+    after = before.update(current, steps)
+    assert (after.beta > before.beta) == (current > before.target) or after.beta == near(0.2)
+    assert abs(after.beta / before.beta - 1) <= 0.2 * steps / 1000 + 1e-12
+    assert before.update(before.target, steps) == before
+
+
 def test_beta_moves_by_its_error_times_the_samples_over_the_horizon():
     before = KlCoefficient(beta=0.5, target=0.1, horizon=1000)
     found = [before.update(kl, steps).beta for kl, steps in ((0.11, 100), (0.09, 50), (9.0, 100))]
@@ -172,3 +198,40 @@ def test_beta_moves_by_its_error_times_the_samples_over_the_horizon():
 def test_a_kl_that_is_nan_moves_no_coefficient_silently():
     with pytest.raises(ValueError, match="current_kl is NaN"):
         KlCoefficient(beta=0.2, target=0.1, horizon=10).update(math.nan, 1)
+
+
+# A teacher ----------------------------------------------------------------------------------------
+
+STUDENT, TEACHER = [0.5, 0.3, 0.2], [0.25, 0.25, 0.5]
+EXACT_KL = 0.21801  # .5 ln 2 + .3 ln 1.2 + .2 ln .4
+TO_TEACHER = [0.23757, -0.01071, -0.22686]  # π · (ln(π / q) - KL), the gradient by the logits
+FROM_TEACHER = [0.25, 0.05, -0.3]  # π - q, that of KL(q ‖ π)
+
+
+@each_row(
+    ("kind", "coefficient", "gradient"),
+    [
+        ("k1", 1.0, [0.0, 0.0, 0.0]),
+        ("k2", 1.0, TO_TEACHER),
+        ("k2", 2.0, [2 * g for g in TO_TEACHER]),
+        ("k3", 1.0, FROM_TEACHER),
+    ],
+)
+def test_without_rewards_the_loss_descends_the_exact_kl_to_the_teacher(kind, coefficient, gradient):
+    """Every action once, with its probability as its weight: an expectation without sampling."""
+    theta = double(STUDENT).log().requires_grad_()
+    logprobs, nothing = theta.log_softmax(0), torch.zeros(3, dtype=torch.float64)
+    targets = UpdateTargets(
+        rows=torch.arange(3),
+        old=logprobs.detach(),
+        advantages=nothing,
+        weights=double(STUDENT),
+        bonus=nothing,
+        reference=double(TEACHER).log(),
+    )
+    spec, sums = LossSpec(kl=KlPenalty(coefficient=coefficient, kl_penalty=kind)), UpdateSums()
+    policy_term(logprobs, nothing, targets, spec, sums).backward()
+    assert theta.grad.tolist() == near(gradient, 0, 1e-5)
+    sums.read_kept()
+    if kind in ("k1", "k3"):
+        assert sums.totals["kl_loss"] == near(EXACT_KL, 0, 1e-5)

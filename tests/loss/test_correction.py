@@ -123,6 +123,20 @@ def test_weights_agree_with_a_plain_loop(drawn, spec):
                 assert found.weights[b, t].item() == pytest.approx(w, rel=1e-4)
 
 
+@given(rows, corrections, st.floats(-9, 9))
+def test_what_stands_outside_the_mask_changes_nothing(drawn, spec, noise):
+    log_ratio, mask = batch(drawn)
+    sampler = torch.full_like(log_ratio, -4)
+    elsewhere = torch.where(mask, sampler, torch.tensor(noise, dtype=torch.float32))
+    clean, noisy = (
+        compute_correction_weights(log_ratio - 4, s, mask, spec) for s in (sampler, elsewhere)
+    )
+    assert torch.equal(clean.weights, noisy.weights)
+    assert compute_sampler_mismatch(log_ratio - 4, sampler, mask) == compute_sampler_mismatch(
+        log_ratio - 4, elsewhere, mask
+    )
+
+
 @each_row("log_ratio", [100.0, -100.0, math.inf, -math.inf])
 @each_row("level", ["token", "sequence"])
 def test_policies_that_have_nothing_in_common_still_give_numbers(log_ratio, level):

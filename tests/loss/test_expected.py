@@ -1,5 +1,7 @@
 """Expected scores of stated confidences: worked by hand, enumerated, and against many samples."""
 
+import math
+
 import hypothesis.strategies as st
 import pytest
 import torch
@@ -10,6 +12,21 @@ from rlx.loss import compute_expected_score_loss, compute_proper_scores
 
 SCORES = ["brier", "log", "spherical"]
 GRID = torch.arange(21, dtype=torch.float64) / 20
+
+
+@each_row(
+    ("score", "right", "wrong"),
+    [
+        ("brier", [0.0, 0.75, 1.0], [1.0, 0.75, 0.0]),
+        ("log", [0.0, 1 - math.log(2) / math.log(1000), 1.0], None),
+        ("spherical", [0.0, math.sqrt(0.5), 1.0], None),
+    ],
+)
+def test_scores_of_never_half_and_always(score, right, wrong):
+    values = torch.tensor([0.0, 0.5, 1.0])
+    found = compute_proper_scores(values, torch.tensor([1.0, 0.0]), score)
+    expected = torch.tensor([right, wrong or right[::-1]])
+    torch.testing.assert_close(found, expected)
 
 
 @each_row("score", SCORES)

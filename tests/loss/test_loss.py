@@ -13,6 +13,7 @@ from rows import each_row
 from rlx.loss import (
     aggregation_weights,
     clipped_surrogate,
+    compute_cispo_loss,
     compute_unclipped_loss,
     entropy_weights,
     sequence_log_ratio,
@@ -47,6 +48,15 @@ def test_a_sequence_has_the_mean_of_its_log_ratios(tokens):
         assert value == pytest.approx(sum(own) / len(own), abs=1e-12)
 
 
+def test_every_token_of_a_sequence_pulls_alike():
+    log_ratio = torch.zeros(5, requires_grad=True)
+    rows = torch.tensor([3, 1, 3, 3, 1])
+    compute_unclipped_loss(
+        sequence_log_ratio(log_ratio, rows), torch.tensor([2.0, 1, 2, 2, 1])
+    ).sum().backward()
+    assert log_ratio.grad.tolist() == pytest.approx([-2, -1, -2, -2, -1])
+
+
 # Surrogate ----------------------------------------------------------------------------------------
 
 
@@ -69,6 +79,37 @@ def test_surrogate_agrees_with_a_plain_loop(tokens, clip, dual_clip):
     actual = clipped_surrogate(*columns, clip=clip, dual_clip=dual_clip).tolist()
     expected = [oracle(*token, clip=clip, dual_clip=dual_clip) for token in tokens]
     assert actual == pytest.approx(expected, rel=1e-9, abs=1e-12)
+
+
+@given(tokens, clips)
+def test_cispo_weighs_a_log_probability_by_its_clipped_ratio(tokens, clip):
+    log_ratio, advantages = torch.tensor(tokens, dtype=torch.float64).unbind(dim=1)
+    logprobs = (log_ratio - 9).requires_grad_()
+    losses = compute_cispo_loss(logprobs + 9, advantages, logprobs, clip=clip)
+    losses.sum().backward()
+    for n, (x, advantage) in enumerate(tokens):
+        weight = min(max(math.exp(x), 1 - clip[0]), 1 + clip[1])
+        assert losses[n].item() == pytest.approx(-weight * advantage * (x - 9), abs=1e-9)
+        assert logprobs.grad[n].item() == pytest.approx(-weight * advantage, abs=1e-9)
+
+
+@each_row(
+    ("ratio", "advantage", "moves"),
+    [
+        (1.1, 1.0, True),
+        (1.3, 1.0, False),  # already more likely than the clip allows
+        (0.5, 1.0, True),  # less likely: still pulled back
+        (0.9, -1.0, True),
+        (0.5, -1.0, False),
+        (1.5, -1.0, True),  # a bad token that became likelier is pushed down,
+        (3.5, -1.0, False),  # but not without bound
+    ],
+)
+def test_which_tokens_move(ratio, advantage, moves):
+    log_ratio = torch.tensor([math.log(ratio)], requires_grad=True)
+    loss = clipped_surrogate(log_ratio, torch.tensor([advantage]), clip=(0.2, 0.25), dual_clip=3.0)
+    loss.sum().backward()
+    assert log_ratio.grad.item() == pytest.approx(-ratio * advantage if moves else 0.0)
 
 
 # Critic -------------------------------------------------------------------------------------------
@@ -142,6 +183,19 @@ def test_a_constant_has_to_be_given():
         aggregation_weights(
             torch.ones(1, 1).bool(), torch.zeros(1), aggregate="constant", per_turn=False
         )
+
+
+@given(masks, kinds_of, rules)
+def test_padding_and_the_numbers_of_kinds_change_nothing(mask, kinds, rule):
+    weights = weights_of(mask, kinds, rule)
+    lengths = torch.tensor([LENGTHS[kind] for kind in kinds[: len(mask)]])
+    padded = aggregation_weights(
+        torch.tensor([[*row, False, False] for row in mask], dtype=torch.bool),
+        torch.tensor([9 - 4 * kind for kind in kinds[: len(mask)]]),
+        **rule,
+        constant_lengths=lengths,
+    )
+    torch.testing.assert_close(padded[:, :-2], weights)
 
 
 # Entropy bonus ------------------------------------------------------------------------------------

@@ -12,11 +12,14 @@ from rows import each_row
 from rlx.loss import (
     clip_log_ratio,
     clipped_surrogate,
+    compute_dppo_loss,
+    compute_sapo_loss,
     compute_token_covariances,
     compute_token_losses,
     draw_covariant_tokens,
     find_close_sequences,
     find_largest_covariances,
+    find_near_tokens,
 )
 from rlx.spec import ClipCovariance, KlCovariance, LossSpec
 
@@ -37,6 +40,47 @@ def near(expected):
 
 
 # One token ----------------------------------------------------------------------------------------
+
+
+@given(tokens, st.floats(0.2, 4), st.floats(0.2, 4))
+def test_sapo_is_a_gate_whose_gradient_fades_on_both_sides(tokens, positive, negative):
+    new, old, advantages = columns(tokens)
+    new.requires_grad_()
+    losses = compute_sapo_loss(new - old, advantages, temperatures=(positive, negative))
+    losses.sum().backward()
+    for n, (x, y, a) in enumerate(tokens):
+        tau, ratio = positive if a > 0 else negative, math.exp(x - y)
+        gate = 1 / (1 + math.exp(-min(tau * (ratio - 1), 700)))
+        assert losses[n].item() == near(-4 / tau * gate * a)
+        assert new.grad[n].item() == near(-4 * gate * (1 - gate) * ratio * a)
+
+
+def binary(divergence, p, q):
+    """Divergence of "this token" from "any other"."""
+    if divergence == "tv":
+        return abs(p - q)
+    return q * math.log(q / p) + (1 - q) * math.log((1 - q + 1e-8) / (1 - p + 1e-8))
+
+
+@given(tokens, st.sampled_from(["tv", "kl"]), st.floats(0.01, 0.5), st.floats(0.01, 0.5))
+def test_dppo_leaves_out_what_would_go_on_leaving(tokens, divergence, low, high):
+    new, old, advantages = columns(tokens)
+    new.requires_grad_()
+    how = {"divergence": divergence, "bounds": (low, high)}
+    compute_dppo_loss(new, old, advantages, **how, cap=5.0).sum().backward()
+    for n, (x, y, a) in enumerate(tokens):
+        p, q = math.exp(x), math.exp(y)
+        distance, leaving = binary(divergence, p, q), (p - q) * (1 if a > 0 else -1) > 0
+        if leaving and abs(distance - (high if a > 0 else low)) < 1e-9:
+            continue
+        far = leaving and distance > (high if a > 0 else low)
+        assert new.grad[n].item() == near(0.0 if far else -min(p / q, 5.0) * a)
+
+
+def test_dppo_keeps_a_token_that_was_certain_and_moved_little():
+    new, old = torch.tensor([-0.01]), torch.tensor([0.0])
+    how = {"divergence": "kl", "bounds": (0.05, 0.05)}
+    assert find_near_tokens(new, old, torch.tensor([-1.0]), **how).tolist() == [True]
 
 
 @given(tokens, st.floats(0.01, 0.9), st.floats(0.01, 0.9))
@@ -66,6 +110,35 @@ def drawn(batch):
     new, old, rows = columns(batch)
     rows = rows.long()
     return new.requires_grad_(), old, torch.tensor([1.5, -0.5, 0.25, -2.0]).double()[rows], rows
+
+
+@given(batches)
+def test_log_clip_with_a_ratio_per_sequence_is_gmpo(batch):
+    new, old, advantages, rows = drawn(batch)
+    spec = LossSpec(surrogate="log_clip", ratio="sequence", clip=(0.3, 0.4))
+    losses = compute_token_losses(new, old, advantages, rows, spec).losses
+    for row in set(rows.tolist()):
+        own = [n for n in range(len(batch)) if rows[n] == row]
+        a = advantages[own[0]].item()
+        logs = [batch[n][0] - batch[n][1] for n in own]
+        kept = [min(x, 0.4) if a > 0 else max(x, -0.3) for x in logs]
+        assert losses[own].tolist() == near([-math.exp(mean(kept)) * a] * len(own))
+
+
+@given(batches)
+def test_a_ratio_of_sequence_and_token_has_the_value_of_one_and_the_gradient_of_the_other(batch):
+    new, old, advantages, rows = drawn(batch)
+    # Token advantages: where a row has but one, both gradients add up to the same.
+    advantages = advantages * torch.arange(1, len(batch) + 1)
+    found, wanted = (
+        compute_token_losses(
+            new, old, advantages, rows, LossSpec(surrogate="none", ratio=ratio)
+        ).losses
+        for ratio in ("sequence_token", "sequence")
+    )
+    torch.testing.assert_close(found, wanted)
+    (gradient,) = torch.autograd.grad(found.sum(), new)
+    torch.testing.assert_close(gradient, found.detach())
 
 
 @given(batches, st.floats(0.0, 2.0))

@@ -44,10 +44,10 @@ def read_spec(path: Path, overrides: Sequence[str] = ()) -> LoadedSpec:
         InvalidSpec: lists every error in the file or the overrides.
         SpecError: the file cannot be opened.
     """
-    return validate_document(read_document(path, overrides), path)
+    return validate_document(read_document(path, overrides))
 
 
-def validate_document(document: YamlDocument, path: Path) -> LoadedSpec:
+def validate_document(document: YamlDocument) -> LoadedSpec:
     """Validates a document as an experiment, without its plugins.
 
     Raises:
@@ -56,7 +56,7 @@ def validate_document(document: YamlDocument, path: Path) -> LoadedSpec:
     spec, faults = check_spec_tree(document.tree)
     if faults or spec is None:
         raise document.build_refusal(faults)
-    return LoadedSpec(path, document, spec)
+    return LoadedSpec(document, spec)
 
 
 def check_read_spec(read: LoadedSpec) -> ExperimentPlugins:
@@ -99,8 +99,7 @@ def check_file(
         raise build_refusal([*error.diagnostics, *others], error.file) from None
     spec, faults = check_spec_tree(document.tree)
     if spec is not None and not faults:
-        path = source if isinstance(source, Path) else Path(document.file)
-        read = LoadedSpec(path, document, spec)
+        read = LoadedSpec(document, spec)
         return read, check_read_spec(read)
     if spec is not None:
         faults += _list_errors(_check_plugins(spec)[1])

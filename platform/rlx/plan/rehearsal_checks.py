@@ -45,8 +45,8 @@ from rlx.spec.reading import (
     locate_diagnostic,
     relocate_phase_fault,
 )
+from rlx.step import TrainBatch
 from rlx.text import escape_unprintable, pluralize_noun
-from rlx.train_batch import TrainBatch
 
 _TRAILING_TAG = re.compile(r"<([A-Za-z_][\w-]*)>\s*$")
 _QUOTED = 160
@@ -191,7 +191,7 @@ def _check_trial_mask(
         if not learns:
             message = f"mask strategy {name!r} selects no token of a synthetic {kind}"
             yield build_warning(("mask",), message)
-    lost = float(train.placed.lost.abs().sum())
+    lost = float(train.lost.abs().sum())
     total = float(rewards.turn_rewards.abs().sum() + rewards.global_rewards.abs().sum())
     if lost and total:
         yield build_warning(

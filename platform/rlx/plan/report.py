@@ -192,7 +192,7 @@ def _build_row_accounts(trial: PlanTrial, dialogue: ModelDialogue) -> tuple[RowA
         tokens={name: train.find_stream(name) for name in named},
         turn_present=rewards.turn_present,
         groups=train.batch.group_ids,
-        lost=train.placed.lost,
+        lost=train.lost,
     )
 
 

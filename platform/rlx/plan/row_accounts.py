@@ -14,13 +14,13 @@ from torch import Tensor
 
 from rlx.batch import BatchRow, TokenBatch, build_token_batch
 from rlx.credit import CreditInputs, place_rewards
-from rlx.credit_assignment import join_row_rewards
 from rlx.discovery import build_placement
 from rlx.errors import RegistryError
 from rlx.model import ModelDialogue, folder_dialogue, load_local_dialogue
 from rlx.reward import RewardEntry, RewardTable
 from rlx.rollout import Author, Pieces, RolloutTree, build_piece_splitter
 from rlx.spec import CreditSpec, ExperimentSpec, ModelSpec
+from rlx.step import join_row_rewards
 
 if TYPE_CHECKING:
     from rlx.record import TrainedRows

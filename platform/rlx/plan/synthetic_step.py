@@ -10,7 +10,6 @@ from torch.nn.functional import pad
 
 from rlx.agents import build_rollout_host
 from rlx.credit import CreditInputs, TurnWithoutTokens, structured_scores
-from rlx.credit_assignment import build_scored_rows, find_lost_rows
 from rlx.phase_setup import PhaseSetup
 from rlx.plan.memory import ModelShape, load_model_shape
 from rlx.plan.synthetic_responses import (
@@ -34,8 +33,14 @@ from rlx.rollout import (
 )
 from rlx.seeding import derive_seed
 from rlx.spec import PhaseSpec
-from rlx.step import assign_credit
-from rlx.train_batch import ScoredRows, TokenStreams, TrainBatch
+from rlx.step import (
+    ScoredRows,
+    TokenStreams,
+    TrainBatch,
+    assign_credit,
+    build_scored_rows,
+    find_lost_rows,
+)
 from rlx_registry import STREAMS, TokenStream
 
 _ROWS_PER_PROMPT = 512
