@@ -1,9 +1,9 @@
 """Supervises one run: `python -m rlx.launch.supervisor RUN_ID`, with RLX_RUN_REGISTRY set.
 
-The supervisor waits for devices, starts the ranks, sends the run's heartbeat, sends its records to
-trackers and records how the run ended. The registry decides that, not an exit code: a run has
-finished only if its first rank recorded "completed". Ranks that are killed or hang are restarted
-from the newest checkpoint.
+The supervisor waits for devices, starts the ranks (`rlx.launch.rank`), sends the run's heartbeat,
+sends its records to trackers and records how the run ended. The registry decides that, not an exit
+code: a run has finished only if its first rank recorded "completed". Ranks that are killed or hang
+are restarted from the newest checkpoint.
 
 The number of an attempt is its fencing token. Once a later attempt has started, the registry
 rejects what this supervisor and its ranks write, and they exit.
