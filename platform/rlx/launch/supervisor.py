@@ -122,12 +122,8 @@ def build_failed_end(folder: RunFolder, error: Exception) -> AttemptEnd:
 
 
 class HangWatch:
-    """Measures how long ranks have made no progress, not counting pauses of this process.
-
-    Args:
-        progress: the file that the ranks replace with every progress.
-        stopwatch: measures the time between looks.
-    """
+    """Measures how long ranks have not replaced their file of progress, not counting pauses of this
+    process."""
 
     def __init__(self, progress: Path, stopwatch: Stopwatch) -> None:
         self._progress, self._stopwatch = progress, stopwatch

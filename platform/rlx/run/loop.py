@@ -355,12 +355,9 @@ def _start_warm(
     progress: ProgressFile,
     recorder: Recorder | None,
 ) -> None:
-    """Trains a policy on demonstrations, if the experiment has a warm start, or loads what an
-    earlier run has trained; every rank calls it.
-
-    Args:
-        policy: in float32; its weights are replaced.
-    """
+    """Trains a policy, in float32, on demonstrations, if the experiment has a warm start, or loads
+    what an earlier run has trained; every rank calls it. Rank 0 alone trains it, so that the result
+    does not depend on the number of ranks, and runs of any number find it in the cache."""
     trained, losses = 0, dict[int, float]()
 
     def report_step(done: int, total: int, loss: float) -> None:

@@ -438,11 +438,7 @@ def choose_decoder(model: PreTrainedModel) -> Callable[[], Decoder]:
 
 
 def _choose_uncached(model: PreTrainedModel, why: str) -> Callable[[], Decoder]:
-    """The decoder that fits every causal model.
-
-    Raises:
-        SpecError: it does not fit this one.
-    """
+    """The decoder that fits every causal model; raises SpecError if it does not fit this one."""
     uncached = UncachedDecoder(model, why)
     if fault := _find_decoder_fault(model, "its own forward pass", lambda: uncached):
         raise SpecError(
