@@ -46,13 +46,10 @@ from rlx.spec.reading import Diagnostic, build_error, build_warning, format_key_
 
 def check_parent_rewards(plugins: BuiltPlugins) -> Iterator[Diagnostic]:
     """Reports a missing `of`, or one that the reward does not read."""
-    built = plugins.built
     rewards = [place for place in plugins.places if place.path[0] == "rewards"]
-    for place in rewards:
-        if place.path not in built:
-            continue
+    for place in (place for place in rewards if place.path in plugins.built):
         label = format_key_path(place.path)
-        reads = getattr(built[place.path], "reads_parent", False)
+        reads = getattr(plugins.built[place.path], "reads_parent", False)
         if reads and place.of is None:
             yield build_error(
                 place.path,
@@ -60,10 +57,9 @@ def check_parent_rewards(plugins: BuiltPlugins) -> Iterator[Diagnostic]:
                 f"of: {next((str(u.path[-1]) for u in rewards if u is not place), 'NAME')}",
             )
         if not reads and place.of is not None:
-            message = f"{label}.of is {place.of!r}, but {place.name!r} reads no other reward"
             yield build_error(
                 (*place.path, "of"),
-                message,
+                f"{label}.of is {place.of!r}, but {place.name!r} reads no other reward",
                 "drop `of`; your own plugin can read it if declared as "
                 "`@reward(reads_parent=True)`",
             )
@@ -91,27 +87,24 @@ def check_needed_streams(spec: ExperimentSpec, plugins: BuiltPlugins) -> Iterato
     for path, who, name in needs:
         provider, source = NEEDS[name], worked if path == start else task
         if source is not None and not provider.is_present(spec, source):
-            message = (
-                f"{who} needs {name}, which {provider.origin} provides: this experiment has none"
-            )
-            yield build_error(path, message, provider.help)
+            has_none = f"which {provider.origin} provides: this experiment has none"
+            yield build_error(path, f"{who} needs {name}, {has_none}", provider.help)
 
 
 def check_plugin_fit(spec: ExperimentSpec, plugins: BuiltPlugins) -> Iterator[Diagnostic]:
     """Yields conflicts between the spec and those of its plugins that could be built."""
-    built = plugins.built
+    built, rollout = plugins.built, spec.rollout
     if made := built.get(("estimator",)):
         estimator = cast(Estimator, made)
-        yield from _check_estimator_fit(spec, estimator)
-        yield from _check_confidence_labels(spec, estimator)
+        yield from _check_kl_and_scores(spec, estimator)
         yield from _check_groups(spec, estimator)
-        yield from _check_level_factors(spec, estimator)
+        if isinstance(estimator, TwoLevel):
+            yield from _check_two_level(spec, estimator)
     if task := built.get(("task",)):
         yield from _check_task(spec, task)
     if mask := built.get(("mask",)):
         yield from _check_mask(spec, cast(Mask, mask))
-    yield from _check_rewards(spec, plugins)
-    rollout = spec.rollout
+    yield from _check_spans_read(spec, plugins)
     if isinstance(rollout, EnvironmentRolloutSpec):
         if environment := built.get(("rollout", "environment")):
             yield from _check_environment(spec, rollout, cast(Environment, environment))
@@ -120,7 +113,7 @@ def check_plugin_fit(spec: ExperimentSpec, plugins: BuiltPlugins) -> Iterator[Di
         yield from _check_agent(rollout)
 
 
-def _check_estimator_fit(spec: ExperimentSpec, estimator: Estimator) -> Iterator[Diagnostic]:
+def _check_kl_and_scores(spec: ExperimentSpec, estimator: Estimator) -> Iterator[Diagnostic]:
     name, reading, credit = spec.estimator.plugin, estimator.reading(), spec.credit
     reads = {"turns": "the named rewards", "token_rewards": "token rewards"}
     from_scores = reading == "scores" and credit.score_source == "structured"
@@ -147,23 +140,19 @@ def check_unused_value_sources(
     spec: ExperimentSpec, estimators: Iterable[Estimator]
 ) -> Iterator[Diagnostic]:
     """Reports a section that provides streams, such as `critic`, if no phase's estimator uses
-    them."""
-    present = [
-        provider
-        for provider in PROVIDERS.values()
-        if provider.section and getattr(spec, provider.section) is not None
-    ]
-    if not present:
-        return
-    used = list_providers({need for one in estimators for need in list_needed_streams(one)})
-    for provider in present:
-        if provider not in used:
-            yield build_error(
-                (provider.section,),
-                f"estimator '{spec.estimator.plugin}' does not use {provider.origin}",
-                f"drop `{provider.section}`, or use an estimator that needs it, such as "
-                f"{provider.user}",
-            )
+    them; reads `estimators` only where there is one."""
+    sections = [one for one in PROVIDERS.values() if one.section]
+    present = [one for one in sections if getattr(spec, one.section) is not None]
+    used = present and list_providers(
+        {need for one in estimators for need in list_needed_streams(one)}
+    )
+    for provider in (one for one in present if one not in used):
+        yield build_error(
+            (provider.section,),
+            f"estimator '{spec.estimator.plugin}' does not use {provider.origin}",
+            f"drop `{provider.section}`, or use an estimator that needs it, such as "
+            f"{provider.user}",
+        )
 
 
 def _check_task(spec: ExperimentSpec, task: Plugin) -> Iterator[Diagnostic]:
@@ -175,55 +164,64 @@ def _check_task(spec: ExperimentSpec, task: Plugin) -> Iterator[Diagnostic]:
             "alter a sentence",
             "drop it; your own task can implement rlx.plugin.Corrupts",
         )
-    for text in get_confidence_values(task) if spec.loss.expected is not None else ():
-        try:
-            is_probability = 0.0 <= float(text) <= 1.0
-        except ValueError:
-            is_probability = False
-        if not is_probability:
-            yield build_error(
-                ("loss", "expected"),
-                f"loss.expected sums over the confidence values of task '{name}', and "
-                f"{text!r} is no number in [0, 1]",
-                "correct `confidence_values` of the task plugin, or drop `loss.expected`",
-            )
-            return
+    texts = get_confidence_values(task) if spec.loss.expected is not None else ()
+    if (wrong := next((text for text in texts if not _is_probability(text)), None)) is not None:
+        yield build_error(
+            ("loss", "expected"),
+            f"loss.expected sums over the confidence values of task '{name}', and {wrong!r} is no "
+            "number in [0, 1]",
+            "correct `confidence_values` of the task plugin, or drop `loss.expected`",
+        )
 
 
-def _check_confidence_labels(spec: ExperimentSpec, estimator: Estimator) -> Iterator[Diagnostic]:
-    """Reports confidences that are compared by a label that nobody gives."""
-    by_label = isinstance(estimator, TwoLevel) and estimator.confidence.baseline == "label"
-    label = spec.evaluation.correct
-    if by_label and spec.loss.expected is None and label not in spec.rewards.turn:
+def _is_probability(text: str) -> bool:
+    try:
+        return 0.0 <= float(text) <= 1.0
+    except ValueError:
+        return False
+
+
+def _check_two_level(spec: ExperimentSpec, estimator: TwoLevel) -> Iterator[Diagnostic]:
+    """Reports confidences that are compared by a label that nobody gives, and factors of the two
+    levels with which every advantage is 0."""
+    label, turns = spec.evaluation.correct, spec.rollout.turns
+    by_label, known = estimator.confidence.baseline == "label", spec.rewards.turn.get(label)
+    if by_label and known is None and spec.loss.expected is None:
         yield build_error(
             ("estimator",),
             f"estimator.confidence.baseline is 'label', but evaluation.correct is {label!r}, which "
             "is no turn reward: a confidence would have no label",
             "name a turn reward there, or in `loss.expected.of`",
         )
-        return
-    known, turns = spec.rewards.turn.get(label), spec.rollout.turns
-    if not by_label or known is None or not {"confidence", known.turn} <= {*turns}:
-        return
-    if turns.index("confidence") < turns.index(known.turn):
+    later = turns[turns.index("confidence") + 1 :] if "confidence" in turns else ()
+    if by_label and known is not None and known.turn in later:
         yield build_error(
             ("estimator",),
             f"estimator.confidence.baseline is 'label', but {label!r} scores {known.turn} turns, "
             "which are sampled after the confidence and depend on it",
             "compare with `siblings` or with the whole `prompt`",
         )
+    factors = {"answer": "lambda_ans", "confidence": "lambda_conf"}
+    used = {factors[turn] for turn in turns if turn in factors}
+    zeros = [name for name in factors.values() if getattr(estimator, name) == 0]
+    if used and used <= {*zeros} and _learns_from_advantages(spec):
+        names = " and ".join(f"estimator.{name}" for name in zeros)
+        yield build_error(
+            ("estimator", zeros[0]),
+            f"{names} {'is' if len(zeros) == 1 else 'are'} 0: every advantage would be 0",
+            "give one of the levels a factor other than 0",
+        )
 
 
-def _check_rewards(spec: ExperimentSpec, plugins: BuiltPlugins) -> Iterator[Diagnostic]:
-    turns = spec.rollout.turn_specs
+def _check_spans_read(spec: ExperimentSpec, plugins: BuiltPlugins) -> Iterator[Diagnostic]:
     names_kinds = isinstance(spec.rollout, EnvironmentRolloutSpec)  # of its turns, itself
     for name, use in spec.rewards.turn.items():
         reward = plugins.built.get(("rewards", "turn", name))
-        fits = [turn for kind, turn in turns.items() if names_kinds or use.fits(kind)]
+        fits = [t for kind, t in spec.rollout.turn_specs.items() if names_kinds or use.fits(kind)]
         declared = list(dict.fromkeys(span for turn in fits for span in turn.spans))
-        what = (
-            "no turn declares" if use.turn == EVERY_TURN else f"turn {use.turn!r} does not declare"
-        )
+        what = f"turn {use.turn!r} does not declare"
+        if use.turn == EVERY_TURN:
+            what = "no turn declares"
         for span in reward.spans_read() if isinstance(reward, Reward) else ():
             if fits and span not in declared:
                 yield build_error(
@@ -263,11 +261,8 @@ def _check_environment(
     for place in given:
         if is_pure or (place[-1] == "sessions" and environment.replayable):
             why = "is made of pure functions" if is_pure else "is replayable"
-            yield build_error(
-                place,
-                f"{'.'.join(place)} has no effect: {who} {why}",
-                f"drop `{place[-1]}`",
-            )
+            message = f"{'.'.join(place)} has no effect: {who} {why}"
+            yield build_error(place, message, f"drop `{place[-1]}`")
 
 
 def _check_agent(rollout: AgentRolloutSpec) -> Iterator[Diagnostic]:
@@ -276,11 +271,9 @@ def _check_agent(rollout: AgentRolloutSpec) -> Iterator[Diagnostic]:
             with show_plugin_output(rollout.function):
                 load_function(rollout.function)
         except (Exception, SystemExit) as error:  # noqa: BLE001  (the code of others)
-            why = f"{type(error).__name__}: {error}"
-            yield build_error(
-                ("rollout", "function"),
-                f"rollout.function {rollout.function!r} cannot be imported: {why}",
-            )
+            what = f"rollout.function {rollout.function!r} cannot be imported"
+            message = f"{what}: {type(error).__name__}: {error}"
+            yield build_error(("rollout", "function"), message)
     elif rollout.command is not None and shutil.which(rollout.command[0]) is None:
         yield build_error(
             ("rollout", "command", 0),
@@ -295,11 +288,11 @@ def _check_tools(rollout: EnvironmentRolloutSpec) -> Iterator[Diagnostic]:
             with show_plugin_output("rollout.tools"):
                 list_schemas(rollout.tools[: number + 1])
         except SpecError as error:
-            what = str(error).partition(": ")[2]
             name = f"tool {use!r}"
             if not isinstance(use, str):
                 name = f"MCP server {use.mcp.url or ' '.join(use.mcp.command or ())!r}"
-            yield build_error(("rollout", "tools", number), f"{name}: {what}")
+            message = f"{name}: {str(error).partition(': ')[2]}"
+            yield build_error(("rollout", "tools", number), message)
             return
 
 
@@ -353,23 +346,17 @@ def _check_groups(spec: ExperimentSpec, estimator: Estimator) -> Iterator[Diagno
             "one",
             "sample 2 or more, or choose `singleton: zero` or `singleton: raw`",
         )
+    no_signal = f"1, and {name} compares siblings: a group of one has no signal, so"
+    more = "sample 2 or more, or let a group of one keep its raw score: `singleton: raw`"
     if len(alone) == len(levels) and _learns_from_advantages(spec):
-        keys = [level.count_key for level in alone]
-        yield build_error(
-            ("rollout", *alone[0].counted_at),
-            f"{' and '.join(keys)} {'is' if len(keys) == 1 else 'are'} 1, and {name} compares "
-            "siblings: a group of one has no signal, so nothing learns",
-            _MORE_SIBLINGS,
-        )
+        keys = " and ".join(level.count_key for level in alone)
+        message = f"{keys} {'is' if len(alone) == 1 else 'are'} {no_signal} nothing learns"
+        yield build_error(("rollout", *alone[0].counted_at), message, more)
     if not spec.learns_from_rewards:
         return
     for level in alone:
-        yield build_warning(
-            ("rollout", *level.counted_at),
-            f"{level.count_key} is 1, and {name} compares siblings: a group of one has no signal, "
-            f"so no {level.kind} learns",
-            _MORE_SIBLINGS,
-        )
+        message = f"{level.count_key} is {no_signal} no {level.kind} learns"
+        yield build_warning(("rollout", *level.counted_at), message, more)
     nothing = len(alone) + len(greedy) == len(levels) and _learns_from_advantages(spec)
     for level in greedy:
         yield (build_error if nothing else build_warning)(
@@ -381,77 +368,53 @@ def _check_groups(spec: ExperimentSpec, estimator: Estimator) -> Iterator[Diagno
         )
 
 
-_MORE_SIBLINGS = "sample 2 or more, or let a group of one keep its raw score: `singleton: raw`"
-
-
 def _learns_from_advantages(spec: ExperimentSpec) -> bool:
     """Whether nothing in the loss has a gradient where every advantage is 0."""
     loss = spec.loss
     return loss.entropy is None and loss.expected is None and not spec.learns_from_teacher
 
 
-def _check_level_factors(spec: ExperimentSpec, estimator: Estimator) -> Iterator[Diagnostic]:
-    """Reports factors of the two levels with which every advantage is 0."""
-    if not isinstance(estimator, TwoLevel) or not _learns_from_advantages(spec):
-        return
-    factors = {"answer": "lambda_ans", "confidence": "lambda_conf"}
-    used = {factors[turn] for turn in spec.rollout.turns if turn in factors}
-    zeros = [name for name in factors.values() if getattr(estimator, name) == 0]
-    if used and used <= set(zeros):
-        names = " and ".join(f"estimator.{name}" for name in zeros)
-        yield build_error(
-            ("estimator", zeros[0]),
-            f"{names} {'is' if len(zeros) == 1 else 'are'} 0: every advantage would be 0",
-            "give one of the levels a factor other than 0",
-        )
+def collect_spec_warnings(spec: ExperimentSpec, plugins: BuiltPlugins) -> Iterator[Diagnostic]:
+    """Yields the plugins' own warnings, at the key that each begins with, such as `numeric` or
+    `estimator.confidence`, and those about settings without effect."""
+    for place, plugin in plugins.list_all():
+        with show_plugin_output(place.name):
+            texts = plugin.warnings()
+        for text in texts:
+            path, word = place.path, next(iter(text.split()), "")
+            if path and word.startswith(f"{path[0]}."):
+                path = tuple(word.split("."))
+            elif word in type(plugin).model_fields:
+                path = (*path, word)
+            yield build_warning(path, text)
+    yield from _check_ignored_settings(spec, cast(Estimator, plugins.built["estimator",]))
+    yield from find_cautions(spec)
 
 
 def _check_ignored_settings(spec: ExperimentSpec, estimator: Estimator) -> Iterator[Diagnostic]:
-    credit, reading = spec.credit, estimator.reading()
+    credit, reading, who = spec.credit, estimator.reading(), f"estimator '{spec.estimator.plugin}'"
     blind = reading == "turns" or (reading == "scores" and credit.score_source == "structured")
-    placement = credit.placement and credit.placement.plugin
     for key, silent, value in (
-        ("placement", None, placement),
+        ("placement", None, credit.placement and credit.placement.plugin),
         ("turn_reduce", None, credit.turn_reduce),
         ("on_missing_turn", "drop", credit.on_missing_turn),
     ):
         if value != silent and blind:
             yield build_warning(
                 ("credit", key),
-                f"credit.{key} is {value!r}, but estimator '{spec.estimator.plugin}' reads no "
-                "token rewards: it changes the stored token_level_scores, but no advantage",
+                f"credit.{key} is {value!r}, but {who} reads no token rewards: it changes the "
+                "stored token_level_scores, but no advantage",
             )
     conventions = PROFILES[credit.profile]
     if conventions and not conventions.keys() & type(estimator).model_fields.keys():
         yield build_warning(
             ("credit", "profile"),
-            f"credit.profile {credit.profile!r} does not apply to estimator "
-            f"'{spec.estimator.plugin}': the profile sets none of its options",
+            f"credit.profile {credit.profile!r} does not apply to {who}: the profile sets none of "
+            "its options",
         )
     if spec.rollout.dynamic_sampling is not None and not estimator.compares(spec.rollout.turns[0]):
         yield build_warning(
             ("rollout", "dynamic_sampling"),
-            f"rollout.dynamic_sampling replaces trees whose scores agree, but estimator "
-            f"'{spec.estimator.plugin}' can learn from those too",
+            f"rollout.dynamic_sampling replaces trees whose scores agree, but {who} can learn from "
+            "those too",
         )
-
-
-def collect_spec_warnings(spec: ExperimentSpec, plugins: BuiltPlugins) -> Iterator[Diagnostic]:
-    """Yields the plugins' own warnings, and those about settings without effect."""
-    estimator = cast(Estimator, plugins.built["estimator",])
-    for place, plugin in plugins.list_all():
-        with show_plugin_output(place.name):
-            texts = plugin.warnings()
-        for text in texts:
-            yield build_warning(_find_option_path(place.path, plugin, text), text)
-    yield from _check_ignored_settings(spec, estimator)
-    yield from find_cautions(spec)
-
-
-def _find_option_path(path: KeyPath, plugin: Plugin, text: str) -> KeyPath:
-    """The key that a plugin's warning begins with, such as `numeric` or `estimator.confidence`;
-    otherwise the plugin's own."""
-    word = text.split()[0] if text.split() else ""
-    if path and word.startswith(f"{path[0]}."):
-        return tuple(word.split("."))
-    return (*path, word) if word in type(plugin).model_fields else path

@@ -45,7 +45,7 @@ _TAGS = re.compile(r"(</?[A-Za-z_][\w-]*>)")
 
 
 class WordVocabulary(Vocabulary):
-    """Words, digits and signs of the texts that it has encoded: it writes any text."""
+    """Words, digits and signs of the texts that it has encoded; new ones become part of it."""
 
     END = "<|endoftext|>"
     unk_token_id = None
@@ -58,48 +58,37 @@ class WordVocabulary(Vocabulary):
         return len(self._ids)
 
     def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
-        """The tokens of a text; new pieces become part of the vocabulary."""
         return [self._ids.setdefault(one, len(self._ids)) for one in _PIECE.findall(text)]
 
     def decode(self, ids: Sequence[int], **_: bool) -> str:
-        """The text of tokens."""
         pieces = list(self._ids)
         return "".join(pieces[token] for token in ids)
 
 
 @dataclass(frozen=True, slots=True)
 class PlanSpeech:
-    """The dialogue of the experiment's model; for programs of agents a `rlx.serving.ServedPolicy`.
-
-    Attributes:
-        note: what stands in for the tokenizer; "" if it is the model's own.
-    """
+    """The dialogue of the experiment's model, a `rlx.serving.ServedPolicy` for programs of agents;
+    `note` is what stands in for its tokenizer, or ""."""
 
     dialogue: ModelDialogue
     note: str = ""
 
     @property
     def tokenizer(self) -> Any:
-        """The dialogue's tokenizer."""
         return self.dialogue.tokenizer
 
     @property
     def end_ids(self) -> tuple[int, ...]:
-        """Tokens that end a turn."""
         return self.dialogue.end_ids
 
     @property
     def vocabulary(self) -> int:
-        """Number of tokens."""
         return len(self.tokenizer)
 
 
 def load_speech(spec: ExperimentSpec, plugins: ExperimentPlugins) -> PlanSpeech:
-    """Loads the dialogue of the experiment's model, or a stand-in for it.
-
-    Raises:
-        SpecError, EnvironmentFault: the tokenizer is here but cannot be used.
-    """
+    """Loads the dialogue of the experiment's model, or a stand-in for it; raises SpecError or
+    EnvironmentFault for a tokenizer that is here but cannot be used."""
     model = spec.model
     if not isinstance(model, TinyModelSpec):
         if (dialogue := load_local_dialogue(model)) is not None:
@@ -150,12 +139,8 @@ class PlanProblems:
 
 
 def load_plan_problems(spec: ExperimentSpec, task: Task, count: int) -> PlanProblems:
-    """The first training problems of an experiment, or placeholders if its data are missing.
-
-    Raises:
-        SpecError: the data are here but do not match the options.
-        PluginError: the task fails.
-    """
+    """The first training problems of an experiment, or placeholders if its data are missing; raises
+    SpecError if they do not match the options."""
     seed = derive_seed(spec.seed, "train")  # as in a training run
     try:
         with blame_plugin(
@@ -176,8 +161,8 @@ def load_plan_problems(spec: ExperimentSpec, task: Task, count: int) -> PlanProb
 def _make_up_problem(task: Task, number: int) -> Problem:
     """A product, with the field names that the task's options set."""
     question, answer = f"{number + 6} * 7 = ?", str((number + 6) * 7)
-    named = getattr(task, "fields", None)
-    names = named if isinstance(named, Mapping) else ("question", "answer")
+    names = getattr(task, "fields", None)
+    names = names if isinstance(names, Mapping) else ("question", "answer")
     fields = {name: answer if _TRUTHS.search(name) else question for name in names}
     try:
         prompt = str(getattr(task, "prompt", "{question}")).format(**fields)
@@ -209,7 +194,8 @@ def find_right_answers(fields: Mapping[str, Any]) -> list[str]:
 # Texts -------------------------------------------------------------------------------------------
 Role = Literal["good", "poor", "untagged", "cut", "twin", "any"]
 _ROLES: tuple[Role, ...] = ("good", "poor", "untagged", "cut", "twin")
-"""Roles of a group's first responses."""
+"""Of a group's first responses: what training meets with any model. One is without tags, one ran
+out of tokens, and the twin repeats the first."""
 _DRAWS = 24
 """Demonstrations to try when looking for a good or a poor one."""
 _TAG_LINES = re.compile(r"\s*(?:</?[A-Za-z_][\w-]*>\s*)+")
@@ -223,11 +209,7 @@ def _get_role(place: int) -> Role:
 
 @dataclass(frozen=True, slots=True)
 class ResponseAuthor:
-    """Writes the synthetic responses of an experiment.
-
-    A group that is large enough has a good response, a poor one, one without tags, one that ran
-    out of tokens, and two identical ones: what training meets with any model.
-    """
+    """Writes the synthetic responses of an experiment."""
 
     plan: RolloutPlan
     spec: ExperimentSpec
@@ -237,13 +219,8 @@ class ResponseAuthor:
     def write_text(
         self, problem: Problem, number: int, seed: int, role: Role, confidence: str
     ) -> str:
-        """Returns a matching demonstration of the task, otherwise the turn's spans filled in.
-
-        Args:
-            number: number of the turn, from 0.
-            seed: selects the demonstration.
-            confidence: the confidence that the turn states, if it states one.
-        """
+        """Returns a matching demonstration of the task, otherwise the spans of turn `number` (from
+        0) filled in, with this confidence if it states one."""
         talk = self.plan.talk
         turn = self.plan.levels[number].turn if talk is None else talk.sampling(number + 1)
         answers = number == self.plan.answer_level or talk is not None
@@ -267,7 +244,6 @@ class ResponseAuthor:
         return whole if len(self.speech.encode(whole)) < turn.max_new_tokens else text
 
     def _list_demonstrations(self, problem: Problem, number: int, seed: int) -> Iterator[str]:
-        """Yields the task's demonstrations of this turn, good and poor, without duplicates."""
         if not getattr(self.task, "demonstrates", True):
             return
         seen = set()
@@ -323,8 +299,7 @@ def _alter_answer(answer: str) -> str:
 # Sessions ----------------------------------------------------------------------------------------
 class TreeSession:
     """A `rlx.rollout.SamplingSession` without a model, for schedules without an environment, with a
-    context of `room` tokens.
-    """
+    context of `room` tokens."""
 
     def __init__(self, author: ResponseAuthor, problems: Sequence[Problem], room: int) -> None:
         self._author, self._problems = author, problems
@@ -385,15 +360,12 @@ def find_script(spec: ExperimentSpec, task: Task) -> Rehearsed | None:
 
 class DialogueSession(EnvironmentHost):
     """A `rlx.rollout.SamplingSession` without a model, for the programs of agents, and for an
-    environment, whose host it wraps: a task's script hears what it answers. Create one object per
-    call of `rlx.rollout.sample_rollout_trees`.
+    environment, whose `host` it wraps: the task's `script`, if it acts itself, hears what it
+    answers. It serves one call of `rlx.rollout.sample_rollout_trees`.
 
     Args:
         problems: problems of the trees being sampled, in order, with one of the `seeds` each.
-        talk: how many rollouts and turns there are.
         room: context length in tokens.
-        host: runs the environment.
-        script: the task, if it acts itself; see `find_script`.
     """
 
     def __init__(
@@ -424,8 +396,8 @@ class DialogueSession(EnvironmentHost):
     def generate(
         self, requests: Sequence[CompletionRequest], sampling: TurnSpec
     ) -> list[tuple[Completion, ...]]:
-        """Returns one turn per seed, which tells whose turn it is; where a program forks its own
-        history, that of the first problem."""
+        """Returns one turn per seed, which tells whose turn it is; one that a program forks off is
+        of the first problem."""
         self._live = []
         return [
             tuple(self._take_turn(seed, sampling) for seed in request.seeds) for request in requests
@@ -459,19 +431,13 @@ class DialogueSession(EnvironmentHost):
         said.append(text)
         return text
 
-    @property
-    def host(self) -> EnvironmentHost:
-        """The environment's."""
-        assert self._host is not None
-        return self._host
-
     def reset(self, calls: Sequence[tuple[Mapping[str, Any], int]]) -> list[Any]:
-        """Returns the initial states of all games, problem by problem."""
-        return self.host.reset(calls)
+        assert self._host is not None
+        return self._host.reset(calls)
 
     def step(self, calls: Sequence[tuple[Any, Action]]) -> list[Step | HostFault]:
-        """Passes the turns to the environment and returns its steps."""
-        steps = self.host.step(calls)
+        assert self._host is not None
+        steps = self._host.step(calls)
         for (game, player), step in zip(self._live, steps, strict=True):
             if isinstance(step, Step):
                 reader = game, step.player if self._talk.players > 1 else player
@@ -481,5 +447,5 @@ class DialogueSession(EnvironmentHost):
         return steps
 
     def release(self, states: Sequence[Any]) -> None:
-        """Passes the states on."""
-        self.host.release(states)
+        assert self._host is not None
+        self._host.release(states)

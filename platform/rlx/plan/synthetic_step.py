@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -12,7 +13,14 @@ from rlx.agents import build_rollout_host
 from rlx.credit import CreditInputs, TurnWithoutTokens, structured_scores
 from rlx.credit_assignment import build_scored_rows, find_lost_rows
 from rlx.phase_setup import PhaseSetup
-from rlx.plan.memory import ModelShape, load_model_shape
+from rlx.plan.memory import (
+    MemoryEstimate,
+    ModelShape,
+    TokenBudget,
+    estimate_step_memory,
+    load_model_shape,
+    token_budget,
+)
 from rlx.plan.synthetic_responses import (
     DialogueSession,
     PlanProblems,
@@ -46,10 +54,9 @@ Place = tuple[int, int]
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class PlanTrial:
-    """Result of running synthetic rollouts.
+    """Synthetic rollouts of the phases that have the settings of `setup`.
 
     Attributes:
-        phases: the phases with the settings of `setup`.
         note: what stands in for the task's problems; "" if they are its own.
         shape: None if unknown on this machine.
         table: rewards of the sampled `trees`; `rewards` are the same as tensors.
@@ -69,6 +76,17 @@ class PlanTrial:
     made_up: tuple[str, ...] = ()
     stopped: str = ""
 
+    @cached_property
+    def tokens(self) -> TokenBudget:
+        """Tokens of a step."""
+        return token_budget(self.setup, self.trees)
+
+    @cached_property
+    def memory(self) -> MemoryEstimate | None:
+        """What a step needs of a rank; None without a `shape`."""
+        shape = self.shape
+        return None if shape is None else estimate_step_memory(self.setup, shape, self.tokens)
+
     @property
     def faults(self) -> dict[Place, str]:
         """Environment faults, by the turn or prompt that caused them."""
@@ -87,7 +105,7 @@ class PlanTrial:
     @property
     def unfinished_turns(self) -> tuple[Place, ...]:
         """Last turns of rollouts that ended before the environment was done."""
-        places = []
+        faults, places = self.faults, []
         for t, tree in enumerate(self.trees):
             continued = {segment.parent for segment in tree.segments}
             places += [
@@ -95,21 +113,17 @@ class PlanTrial:
                 for at, segment in enumerate(tree.segments)
                 if segment.author == "environment" and at not in continued
             ]
-        return tuple(place for place in places if place not in self.faults)
+        return tuple(place for place in places if place not in faults)
 
     @property
     def stuck_plugin(self) -> str:
         """Describes the plugin that missed its deadline; "" if none did."""
-        if any(map(_is_late, self.faults.values())):
+        if any(fault.startswith("deadline") for fault in self.faults.values()):
             return "the environment" if self.setup.plan.agent is None else "the agent"
         places = (*self.table.turns.values(), *self.table.rollouts.values())
         entries = (entry for named in places for entry in named.values())
-        late = any(entry.is_fault and _is_late(entry.reason or "") for entry in entries)
+        late = any(e.is_fault and (e.reason or "").startswith("deadline") for e in entries)
         return "a scorer" if late else ""
-
-
-def _is_late(fault: str) -> bool:
-    return fault.startswith("deadline")
 
 
 def run_trial(
@@ -123,14 +137,14 @@ def run_trial(
         PluginError, SpecError: the task's script, mask or estimator fails, or a text has no tokens.
         EnvironmentFault: reward workers do not start.
     """
-    speech, plan_problems, note = loaded.dialogue, list(problems.problems), problems.note
+    speech, asked, note = loaded.dialogue, list(problems.problems), problems.note
     if note:  # the task's own prompts must encode unchanged
-        plan_problems = [
+        asked = [
             replace(p, prompt=fit_to_vocabulary(speech, fill_turn_template(speech, "{prompt}", p)))
-            for p in plan_problems
+            for p in asked
         ]
     whole = setup.plan
-    if whole.talk is not None:  # its faults are recorded and do not end the plan
+    if whole.talk is not None:  # faults are recorded and do not end the plan
         whole = replace(whole, talk=replace(whole.talk, on_error="drop_sample"))
     rewards = [
         replace(one, use=one.use.model_copy(update={"on_error": "drop_sample"}))
@@ -163,14 +177,14 @@ def run_trial(
             is_scripted=script is not None,
         )
 
-    first = sample_and_score(whole.copy_with_siblings(1), plan_problems[:1])
+    first = sample_and_score(whole.copy_with_siblings(1), asked[:1])
     if first.stuck_plugin:
         return replace(first, stopped=f"{first.stuck_plugin} hangs on the first rollout")
     most = max(level.count for level in whole.levels)
     while whole.rows_per_prompt > _ROWS_PER_PROMPT and most > 2:
         most //= 2
         whole = whole.copy_with_siblings(most)
-    return _assign_trial_credit(sample_and_score(whole, plan_problems))
+    return _assign_trial_credit(sample_and_score(whole, asked))
 
 
 def _assign_trial_credit(trial: PlanTrial) -> PlanTrial:
@@ -201,13 +215,10 @@ def _sample_streams(setup: PhaseSetup, rows: ScoredRows) -> tuple[TokenStreams, 
         for stream in STREAMS.values()
         if stream.is_optional and stream.provider in providers
     }
-    streams = TokenStreams(
-        old_logprobs=rows.batch.behaviour_logprobs,
-        optional=optional,
-        beta=setup.spec.credit.kl_coef,
-    )
+    behaviour, beta = rows.batch.behaviour_logprobs, setup.spec.credit.kl_coef
     titles = (STREAMS[name].title or name.replace("_", " ") for name in optional)
-    return streams, ("responses", "behaviour log-probabilities", *titles)
+    made_up = ("responses", "behaviour log-probabilities", *titles)
+    return TokenStreams(old_logprobs=behaviour, optional=optional, beta=beta), made_up
 
 
 def _sample_stream(stream: TokenStream, rows: ScoredRows, draw: torch.Generator) -> Tensor:
