@@ -10,8 +10,7 @@ from rlx.errors import PluginError
 from rlx.phase_setup import build_setup
 from rlx.plan import check_file
 from rlx.plan.report import select_example_rows
-from rlx.plan.synthetic_responses import load_plan_problems, load_speech
-from rlx.plan.synthetic_step import run_trial
+from rlx.plan.trial import load_plan_problems, load_speech, run_trial
 from rlx.record.rollouts import read_step, rollout_table
 from rlx.results.stored_steps import build_stored_accounts
 from rlx.reward import RewardPool

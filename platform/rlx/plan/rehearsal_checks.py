@@ -16,9 +16,8 @@ from rlx.errors import EnvironmentFault, PluginError, RlxError, summarize_error
 from rlx.launch import format_disk_space, open_launcher
 from rlx.phase_setup import build_setup
 from rlx.plan.row_accounts import describe_row_kind
-from rlx.plan.synthetic_responses import PlanSpeech, load_plan_problems, load_speech
-from rlx.plan.synthetic_step import PlanTrial, run_trial
 from rlx.plan.texts import find_data_cautions
+from rlx.plan.trial import PlanSpeech, PlanTrial, load_plan_problems, load_speech, run_trial
 from rlx.plugin import TurnLevel
 from rlx.reward import NamedReward, RewardPool
 from rlx.rollout import EnvironmentPlan, Segment
@@ -398,42 +397,35 @@ def run_rehearsal_checks(
     experiments: Sequence[tuple[LoadedSpec, ExperimentPlugins]], *, elsewhere: bool = False
 ) -> list[tuple[Diagnostic, ...]]:
     """Rehearses experiments before runs of them are recorded, and returns the warnings of each;
-    those that differ only in what a trial does not depend on, such as the seed, share one.
+    those that differ only in what a trial does not depend on, such as the seed, share one. Raises
+    InvalidSpec with what keeps the first faulty one from learning anything.
 
     Args:
         elsewhere: another machine may run them, so what this one lacks is only a warning.
-
-    Raises:
-        InvalidSpec: lists what keeps the first faulty experiment from learning anything.
     """
     rehearsed: dict[tuple[str, ...], tuple[Diagnostic, ...]] = {}
-    warnings = []
-    for read, plugins in experiments:
-        settings = tuple(_group_equal_phases(read.spec))
-        if settings not in rehearsed:
-            try:
-                found = rehearse_experiment(read, plugins).findings
-            except InvalidSpec as error:
-                found = error.diagnostics
-            if elsewhere:
-                found = tuple(
-                    replace(f, severity="warning") if f.kind == "machine" else f for f in found
-                )
-            if errors := [f for f in found if f.severity == "error"]:
-                errors[-1] = replace(errors[-1], helps=(*errors[-1].helps, _HELP))
-                raise build_refusal(errors, read.document.file)
-            rehearsed[settings] = found
-        warnings.append(rehearsed[settings])
-    return warnings
+    grouped = [tuple(_group_equal_phases(read.spec)) for read, _ in experiments]
+    for settings, (read, plugins) in zip(grouped, experiments, strict=True):
+        if settings in rehearsed:
+            continue
+        try:
+            found = rehearse_experiment(read, plugins).findings
+        except InvalidSpec as error:
+            found = error.diagnostics
+        if elsewhere:
+            found = tuple(
+                replace(f, severity="warning") if f.kind == "machine" else f for f in found
+            )
+        if errors := [f for f in found if f.severity == "error"]:
+            errors[-1] = replace(errors[-1], helps=(*errors[-1].helps, _HELP))
+            raise build_refusal(errors, read.document.file)
+        rehearsed[settings] = found
+    return [rehearsed[settings] for settings in grouped]
 
 
 def rehearse_experiment(read: LoadedSpec, plugins: ExperimentPlugins) -> ExperimentTrial:
-    """Runs a trial of every phase with different settings, and checks each.
-
-    Raises:
-        InvalidSpec: no trial is possible: the tokenizer cannot write a text, a task, mask or
-            estimator plugin raises, or no worker process starts.
-    """
+    """Runs a trial of every phase with different settings, and checks each; raises InvalidSpec if
+    none is possible: the tokenizer cannot write a text, a plugin raises, no worker starts."""
     spec = read.spec
     found: list[tuple[PhaseSpec, Diagnostic]] = []
     trials: list[PlanTrial] = []

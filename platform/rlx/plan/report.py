@@ -21,7 +21,7 @@ from rlx.plan.memory import (
 )
 from rlx.plan.rehearsal_checks import rehearse_experiment
 from rlx.plan.row_accounts import RowAccount, build_row_accounts, describe_row_kind
-from rlx.plan.synthetic_step import PlanTrial
+from rlx.plan.trial import PlanTrial
 from rlx.spec.reading import Diagnostic, LoadedSpec
 from rlx.text import pluralize_noun
 from rlx_registry import STREAMS
@@ -123,14 +123,12 @@ def convert_to_json(value: Any) -> Any:
 
 
 def build_plan(path: Path, read: LoadedSpec, plugins: ExperimentPlugins) -> PlanReport:
-    """Runs synthetic rollouts of every phase through the experiment's own code.
+    """Runs synthetic rollouts of every phase through the experiment's own code; raises InvalidSpec
+    as `rehearse_experiment` does.
 
     Args:
         path: of the file, as its author named it.
         plugins: with the warnings of the validation.
-
-    Raises:
-        InvalidSpec: no trial is possible, as in `rehearse_experiment`.
     """
     rehearsal = rehearse_experiment(read, plugins)
     trials = rehearsal.trials

@@ -221,14 +221,14 @@ def _check_span_names(spec: ExperimentSpec, task: Plugin) -> Iterator[Diagnostic
 
 def find_data_cautions(spec: ExperimentSpec, plugins: ExperimentPlugins) -> Iterator[Diagnostic]:
     """Yields warnings about what a policy is shown and measured by, if the data are here."""
+    starts, seed = spec.model.warm_start is not None, spec.seed
     worked: list[Problem] = []
     held_out: list[Problem] = []
     with suppress(OSError, ImportError, ValueError), show_plugin_output(spec.task.plugin):
-        held_out = _list_first_pass(plugins.task, "test", derive_seed(spec.seed, "held out"))
-        if spec.model.warm_start is not None:
-            seed = derive_seed(spec.seed, "warm start")
-            worked = _list_first_pass(plugins.demonstrations, "train", seed)
-    starts = spec.model.warm_start is not None
+        held_out = _list_first_pass(plugins.task, "test", derive_seed(seed, "held out"))
+        if starts:
+            lessons = derive_seed(seed, "warm start")
+            worked = _list_first_pass(plugins.demonstrations, "train", lessons)
     for level, tags in _list_worked_tags(spec, plugins.demonstrations) if starts else ():
         missing = [span for span in level.turn.spans if span not in tags]
         if missing and set(tags) - set(level.turn.spans):
@@ -272,12 +272,11 @@ def _build_task_fault(error: Exception) -> Diagnostic:
     why = summarize_error(error)
     if why.startswith(_OF_ENVIRONMENT):
         message = why.removeprefix(_OF_ENVIRONMENT)
-        return Diagnostic(kind="plugin", message=message, path=("rollout", "environment"))
+        return build_error(("rollout", "environment"), message, kind="plugin")
     if isinstance(error, RlxError):
         path: KeyPath = ("model", "tokenizer") if "tokenizer" in why else ("task",)
-        message = why.removeprefix("model.tokenizer: ")
-        return Diagnostic(kind="machine", message=message, path=path)
+        return build_error(path, why.removeprefix("model.tokenizer: "), kind="machine")
     if isinstance(error, ValueError):
-        return Diagnostic(kind="value", message=why, path=("task",))
+        return build_error(("task",), why, kind="value")
     message = f"task: its first problems cannot be made: {type(error).__name__}: {why}"
-    return Diagnostic(kind="plugin", message=message, path=("task",))
+    return build_error(("task",), message, kind="plugin")
