@@ -102,16 +102,6 @@ def test_every_experiment_is_planned(planned, subtests):
             )
 
 
-def test_the_verdict_comes_first(shown):
-    code, out, _ = shown(RLCR, COLUMNS="80")
-    lines = out.splitlines()
-    heads = ["rlcr", "learns", "findings", "budget", "disk", "--full"]
-    assert code == 0 and [line.split()[0] for line in lines] == heads
-    assert lines[1].endswith("yes: groups with advantages: answers 3 of 3, joint 15 of 15")
-    assert lines[2].split() == ["findings", "none"] and "130 steps, 730,880 to" in lines[3]
-    assert max(map(len, lines)) <= 80
-
-
 def test_an_experiment_without_signal_cannot_learn(shown):
     sets = [f"--set=estimator.{path}tolerance=1000" for path in ("", "confidence.")]
     assert "learns    no: every advantage is 0 in phase answers, joint" in shown(RLCR, *sets)[1]

@@ -25,9 +25,8 @@ with speed_up_imports():
 
     from rlx.batch import TokenBatch, build_token_batch
     from rlx.credit import Credit
-    from rlx.learner import Critic, Learner, build_learner_with_reference, forward, join_ranks
+    from rlx.learner import Critic, Learner, build_learner_with_reference, join_ranks
     from rlx.learner import engine as learner_engine
-    from rlx.learner.forms import CachedForm, PlainForm
     from rlx.model import build_policy
     from rlx.model.lora import adapt_model, adapter_weights
     from rlx.plugin import Problem
@@ -592,15 +591,6 @@ def logits(model):
     return model.eval()(input_ids=torch.arange(4, 24)[None]).logits
 
 
-def in_form(bench, form):
-    """A first step in another form than the one that is chosen here."""
-    kind = bench.ranks.device.type
-    usual, forward.FORMS[kind] = forward.FORMS[kind], (form, PlainForm())
-    figures = bench.first_step("several")
-    forward.FORMS[kind] = usual
-    return figures
-
-
 def measure_stage(stage, ranks, batches, chosen, folder):
     bench = Bench(stage, ranks, batches, folder, lora=False)
     adapters = Bench(stage, ranks, batches, folder, lora=True)
@@ -608,7 +598,6 @@ def measure_stage(stage, ranks, batches, chosen, folder):
     figures["adapters"] = adapters.first_step("several")
     extreme = stage in EXTREMES[ranks.count]
     if extreme:
-        figures |= {form.name: in_form(bench, form) for form in (CachedForm(), PlainForm())}
         figures["recomputed"] = bench.first_step("several", activation_checkpointing=True)
         figures |= {name: bench.choice(chosen[name], loss) for name, loss in CHOICES.items()}
     if stage:

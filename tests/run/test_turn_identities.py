@@ -4,7 +4,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
-import torch
 from rows import each_row
 from trees import conversation
 
@@ -132,24 +131,6 @@ def test_an_observation_that_carries_anything_is_found(name, pool):
     first = sound.change(name, at, value)["masks" if name == "mask" else name]
     assert (first.what, first.row, first.token) == (name, *at)
     assert (first.stored, first.expected) == (value, 0)
-
-
-def test_an_observation_left_out_where_all_learns_is_found(pool):
-    sound = recorded(pool, *WHOLE["off"], estimator="grpo")
-    at = tuple(sound.batch.is_environment.nonzero()[0].tolist())
-    first = sound.change("mask", at, False)["masks"]
-    assert (first.row, first.token, first.stored, first.expected) == (*at, False, True)
-
-
-def test_an_answer_turn_without_an_advantage_of_its_own_is_found(pool):
-    """The defect of the source: the tokens of the last turn had none."""
-    sound = recorded(pool, *POLICY_ONLY["mask"])
-    row = next(b for b, r in enumerate(sound.batch.rows) if len(r.turns) == 3)
-    where = torch.zeros_like(sound.batch.is_own)
-    where[row] = sound.batch.turn_ids[row] == 3
-    first = sound.change("advantages", where, 0.0)["advantages"]
-    assert (first.row, first.turn, first.stored) == (row, 3, 0.0)
-    assert first.expected != 0.0
 
 
 def test_a_reward_where_no_such_turn_is_is_found(pool):

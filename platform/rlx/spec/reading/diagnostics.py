@@ -43,7 +43,7 @@ class SourceLocation:
         return f"{self.file}:{self.line}:{self.column}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Diagnostic:
     """One error or warning.
 
@@ -67,12 +67,8 @@ class Diagnostic:
     notes: tuple[str, ...] = ()
     severity: Literal["error", "warning"] = "error"
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         return format_diagnostic(self)
-
-    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
-        """Shows it in a notebook as the command line does."""
-        printer.text(str(self))
 
     @property
     def exit_code(self) -> Literal[2, 3, 4]:
