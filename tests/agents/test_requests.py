@@ -44,7 +44,12 @@ class Program:
     ):
         options = {"function": "m:f", "max_turns": 8, "turn": TURN, **set_}
         self.plan = build_rollout_plan(AgentRolloutSpec.model_validate(options)).talk
-        policy = SimpleNamespace(dialogue=dialogue, vocabulary=1000)
+        policy = SimpleNamespace(
+            tokenizer=dialogue.tokenizer,
+            dialogue=dialogue,
+            end_ids=dialogue.end_ids,
+            vocabulary=1000,
+        )
         self.problem = Problem(id="a", prompt=prompt, fields={})
         opening = self.plan.opening(self.problem, dialogue)
         self.recorder = RolloutRecorder(self.plan, opening, SEED, place, room)

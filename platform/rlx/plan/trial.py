@@ -98,6 +98,14 @@ class PlanSpeech:
     note: str = ""
 
     @property
+    def tokenizer(self) -> Any:
+        return self.dialogue.tokenizer
+
+    @property
+    def end_ids(self) -> tuple[int, ...]:
+        return self.dialogue.end_ids
+
+    @property
     def vocabulary(self) -> int:
         return len(self.dialogue.tokenizer)
 

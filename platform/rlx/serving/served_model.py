@@ -76,7 +76,13 @@ class ServedPolicy(Protocol):
     of tokens that the model has."""
 
     @property
+    def tokenizer(self) -> Any: ...
+
+    @property
     def dialogue(self) -> ModelDialogue: ...
+
+    @property
+    def end_ids(self) -> tuple[int, ...]: ...
 
     @property
     def vocabulary(self) -> int: ...
@@ -102,7 +108,7 @@ class ServedModel:
 
     @cached_property
     def _bytes(self) -> TokenBytes:
-        return TokenBytes(self.policy.dialogue.tokenizer)
+        return TokenBytes(self.policy.tokenizer)
 
     def is_named(self, name: str) -> bool:
         return name == self.name or name in self.aliases
@@ -113,7 +119,7 @@ class ServedModel:
     def _encode_prompt(self, prompt: str | list[int]) -> TokenizedPrompt:
         if isinstance(prompt, str):
             try:
-                plain = PlainDialogue(self.policy.dialogue.tokenizer, self.policy.dialogue.end_ids)
+                plain = PlainDialogue(self.policy.tokenizer, self.policy.end_ids)
                 ids, begin = plain.open_text(prompt)
             except SpecError as error:
                 raise InvalidRequestError(str(error), "prompt") from error
@@ -259,7 +265,7 @@ class ServedModel:
 
     def get_bytes(self, token: int) -> bytes | None:
         """The bytes of a token; None for a control token, and for one that ends a message."""
-        return None if token in self.policy.dialogue.end_ids else self._bytes(token)
+        return None if token in self.policy.end_ids else self._bytes(token)
 
     def format_token(self, token: int) -> str:
         """A token's text, the bytes of one that holds part of a character, or a control token's
