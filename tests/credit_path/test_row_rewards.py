@@ -10,14 +10,14 @@ from rows import each_row
 from trees import conversation, entry, tree, turn
 
 from rlx.batch import build_token_batch
-from rlx.credit_assignment import (
+from rlx.reward import RewardTable
+from rlx.step import (
     build_scored_rows,
     compute_answer_scores,
     find_lost_rows,
     join_row_rewards,
     place_row_rewards,
 )
-from rlx.reward import RewardTable
 
 
 @each_row(

@@ -7,10 +7,9 @@ from trees import conversation
 
 from rlx.batch import build_token_batch
 from rlx.credit import CreditInputs
-from rlx.credit_assignment import split_mini_batches
+from rlx.phase_setup import CreditRules
 from rlx.spec import CreditSpec, LossSpec
-from rlx.step import assign_credit
-from rlx.train_batch import CreditRules, ScoredRows, TokenStreams
+from rlx.step import ScoredRows, TokenStreams, assign_credit, split_mini_batches
 
 MAX_TOKENS = {"answer": 8}
 

@@ -10,6 +10,7 @@ import torch
 from trees import asked, entry, tree
 
 from rlx.batch import build_token_batch
+from rlx.phase_setup import CreditRules
 from rlx.reward import RewardTable
 from rlx.run.metrics import (
     MOST_PARTS,
@@ -18,8 +19,7 @@ from rlx.run.metrics import (
     step_figures,
 )
 from rlx.spec import CreditSpec, LossSpec
-from rlx.step import assign_credit
-from rlx.train_batch import CreditRules, ScoredRows, TokenStreams
+from rlx.step import ScoredRows, TokenStreams, assign_credit
 
 SECONDS = {"rollout": 1.0, "reward": 0.5, "train": 2.0, "step": 4.0}
 

@@ -8,16 +8,14 @@ from rows import each_row
 from trees import conversation
 
 from rlx.batch import TokenBatch, build_token_batch
-from rlx.credit_assignment import join_row_rewards
-from rlx.phase_setup import PhaseSetup, build_setup
+from rlx.phase_setup import CreditRules, PhaseSetup, build_setup
 from rlx.plan import check_file
+from rlx.record import TrainedRows
 from rlx.record.rollouts import StoredStep, read_step, rollout_table
 from rlx.results.check import IDENTITIES, IdentityTally, check_step
 from rlx.reward import RewardPool, score_rollouts
-from rlx.run.streams import build_trained_rows
 from rlx.spec import RewardsSpec
-from rlx.step import assign_credit
-from rlx.train_batch import CreditRules, TokenStreams
+from rlx.step import TokenStreams, assign_credit, join_row_rewards
 
 COUNTDOWN = Path(__file__).parents[2] / "experiments" / "countdown.yaml"
 REWARDS = {
@@ -100,7 +98,7 @@ def recorded(pool, *overrides, estimator="multiturn_grpo"):
             estimator=setup.estimator, credit=spec.credit, loss=spec.loss, max_tokens=budget
         ),
     )
-    stored = read_step(rollout_table(grown, table, build_trained_rows(train)))
+    stored = read_step(rollout_table(grown, table, TrainedRows.from_batch(train)))
     return Record(stored, setup, batch, budget, pool)
 
 

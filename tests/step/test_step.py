@@ -10,11 +10,11 @@ from token_trees import prompt, turn
 
 from rlx.batch import build_token_batch
 from rlx.credit import CreditInputs
+from rlx.phase_setup import CreditRules
 from rlx.plugin import Problem
 from rlx.rollout import NO_PARENT, RolloutTree
 from rlx.spec import ConfidenceSpec, CreditSpec, EntropyBonus, ExpectedScore, LossSpec
-from rlx.step import assign_credit
-from rlx.train_batch import CreditRules, ScoredRows, TokenStreams
+from rlx.step import ScoredRows, TokenStreams, assign_credit
 
 
 def confidence(parent, *ids, **spans):

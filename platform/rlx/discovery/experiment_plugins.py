@@ -418,18 +418,18 @@ PROVIDERS: Mapping[str, Provider] = {
     "reference": Provider(
         "a reference model",
         lambda spec, task: True,
-        implementation="rlx.run.streams:compute_reference_logprobs",
+        implementation="rlx.run.training:compute_reference_logprobs",
     ),
     "distributions": Provider(
         "the learner's distributions",
         lambda spec, task: True,
-        implementation="rlx.run.streams:compute_collision_probs",
+        implementation="rlx.run.training:compute_collision_probs",
     ),
     "critic": Provider(
         "a critic",
         lambda spec, task: spec.critic is not None,
         "add one: `critic: {}`, or `critic: {learning_rate: 1e-5}`",
-        implementation="rlx.run.streams:compute_critic_values",
+        implementation="rlx.run.training:compute_critic_values",
         section="critic",
         user="gae",
     ),
@@ -439,7 +439,7 @@ PROVIDERS: Mapping[str, Provider] = {
             spec.monte_carlo is not None and isinstance(spec.rollout, SingleRolloutSpec)
         ),
         "add one: `monte_carlo: {samples: 4}`, with `rollout.schedule: single`",
-        implementation="rlx.run.streams:estimate_state_values",
+        implementation="rlx.run.training:estimate_state_values",
         uses_sampler=True,
         section="monte_carlo",
         user="vineppo",
@@ -448,7 +448,7 @@ PROVIDERS: Mapping[str, Provider] = {
         "a greedy answer next to the sampled ones",
         lambda spec, task: isinstance(spec.rollout, SingleRolloutSpec),
         "use `rollout.schedule: single`",
-        implementation="rlx.run.streams:compute_greedy_scores",
+        implementation="rlx.run.training:compute_greedy_scores",
     ),
     "environment": Provider(
         "a schedule with an environment or an agent",

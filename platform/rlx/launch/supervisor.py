@@ -41,6 +41,7 @@ from rlx.launch.failures import (
 )
 from rlx.launch.launcher import (
     LocalLauncher,
+    RankProcesses,
     find_job_launcher,
     list_startable_statuses,
     open_launcher,
@@ -48,7 +49,6 @@ from rlx.launch.launcher import (
 from rlx.launch.machine import build_cuda_environment, build_device_request
 from rlx.launch.processes import (
     TIMESTAMP,
-    RankProcesses,
     SigtermListener,
     child_environment,
     open_temporary_folder,

@@ -307,7 +307,7 @@ def _list_turn_lengths(trees: "Sequence[RolloutTree]", number: int) -> tuple[lis
 
 # Memory of a step --------------------------------------------------------------------------------
 WHOLE_LOGITS, CHUNK = 2 << 30, 8192
-"""As in the learner (`rlx.learner.forward`, `rlx.learner.terms`), which is not imported here; a
+"""As in the learner (`rlx.learner.forward`, `rlx.learner.learner`), which is not imported here; a
 test compares them."""
 BUCKET = 500_000_000
 """Elements of the buffer in which ZeRO collects gradients, DeepSpeed's `reduce_bucket_size`."""

@@ -43,8 +43,8 @@ from rlx.spec.reading import (
     locate_diagnostic,
     relocate_phase_fault,
 )
+from rlx.step import TrainBatch
 from rlx.text import escape_unprintable, pluralize_noun
-from rlx.train_batch import TrainBatch
 
 _TRAILING_TAG = re.compile(r"<([A-Za-z_][\w-]*)>\s*$")
 _QUOTED, _TOLD = 160, 300
@@ -174,7 +174,7 @@ def _check_trial_mask(
             learning[turn.kind] = learning.get(turn.kind, False) or bool(own.any())
     for kind in (kind for kind, learns in learning.items() if not learns):
         yield build_warning(("mask",), f"{who} no token of a synthetic {kind}")
-    lost = float(train.placed.lost.abs().sum())
+    lost = float(train.lost.abs().sum())
     total = float(rewards.turn_rewards.abs().sum() + rewards.global_rewards.abs().sum())
     if lost and total:
         yield build_warning(

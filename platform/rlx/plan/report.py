@@ -160,7 +160,7 @@ def _build_phase_report(trial: PlanTrial, dialogue: ModelDialogue) -> PhaseRepor
             tokens={name: train.find_stream(name) for name in named},
             turn_present=trial.rewards.turn_present,
             groups=train.batch.group_ids,
-            lost=train.placed.lost,
+            lost=train.lost,
         )
     memory = trial.memory
     return PhaseReport(

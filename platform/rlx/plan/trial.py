@@ -16,7 +16,6 @@ from torch.nn.functional import pad
 
 from rlx.agents import build_rollout_host
 from rlx.credit import CreditInputs, TurnWithoutTokens, structured_scores
-from rlx.credit_assignment import build_scored_rows, find_lost_rows
 from rlx.discovery import ExperimentPlugins
 from rlx.errors import SpecError, summarize_error
 from rlx.model import (
@@ -57,8 +56,14 @@ from rlx.rollout import (
 )
 from rlx.seeding import derive_seed
 from rlx.spec import ExperimentSpec, PhaseSpec, TinyModelSpec, TurnSpec
-from rlx.step import assign_credit
-from rlx.train_batch import ScoredRows, TokenStreams, TrainBatch
+from rlx.step import (
+    ScoredRows,
+    TokenStreams,
+    TrainBatch,
+    assign_credit,
+    build_scored_rows,
+    find_lost_rows,
+)
 from rlx_registry import STREAMS, TokenStream
 
 # Tokenizers --------------------------------------------------------------------------------------

@@ -24,14 +24,13 @@ from rlx.home import RunFolder
 from rlx.launch import locate_run_folder
 from rlx.phase_setup import PhaseSetup, build_setup
 from rlx.progress import ShowProgress, ignore_progress
-from rlx.record import StoredStep, read_step
+from rlx.record import StoredStep, TrainedRows, read_step
 from rlx.results.rescoring import credit_stored_rows, flatten_stored_rows
 from rlx.results.stored_steps import select_rollout_steps
 from rlx.reward import NamedReward, Place, RewardEntry, RewardPool, RewardTable, rescore_rollouts
 from rlx.rollout import RolloutTree
-from rlx.run import build_trained_rows
 from rlx.spec import ExperimentSpec, MultiTurnRolloutSpec, RewardsSpec
-from rlx.train_batch import ScoredRows
+from rlx.step import ScoredRows
 from rlx_registry import BodyError, Registry, RunRecord, read_body
 
 VIOLATIONS_KEPT = 3
@@ -257,7 +256,7 @@ def check_step(
     expected = setup.mask(scored.batch)
     _compare(tallies["masks"], step, scored, "mask", (mask, expected), tokens, exact=True)
     train, _ = credit_stored_rows(step, stored, scored, setup, statistics)
-    recomputed, learning = build_trained_rows(train), int(mask.sum())
+    recomputed, learning = TrainedRows.from_batch(train), int(mask.sum())
     # Bit for bit where no sum depends on threads and no exponential on the CPU.
     plain_kl = setup.spec.credit.kl_penalty not in ("k3", "low_var_kl")
     exact = {"placed": True, "weights": True, "kl": plain_kl, "token_rewards": plain_kl}

@@ -93,8 +93,8 @@ def build_stored_accounts(
         RegistryError: the step was stored without its mask.
     """
     from rlx.batch import build_token_batch
-    from rlx.credit_assignment import join_row_rewards
     from rlx.plan import build_row_accounts
+    from rlx.step import join_row_rewards
 
     trees, table, rows = stored.trees, stored.rewards, stored.rows
     mask = rows.tokens.get("mask")

@@ -37,16 +37,16 @@ from rlx.progress import Progress, ProgressFile
 from rlx.record import Recorder
 from rlx.reward import RewardPool
 from rlx.rollout import RolloutPlan
-from rlx.run.collect import (
+from rlx.run.context import ControllerState, CpuAccount, RunContext, RunStopped, StopRequest
+from rlx.run.metrics import AlarmWatch, environment_figures
+from rlx.run.probes import require_texts, run_probe
+from rlx.run.training import (
     build_prompt_fit,
     draw_contact_problems,
     draw_held_out_problems,
     sample_and_score,
+    train_step,
 )
-from rlx.run.context import ControllerState, CpuAccount, RunContext, RunStopped, StopRequest
-from rlx.run.metrics import AlarmWatch, environment_figures
-from rlx.run.probes import require_texts, run_probe
-from rlx.run.training import train_step
 from rlx.run.warm_start import start_warm
 from rlx.run.weight_sync import synchronize_sampler
 from rlx.sampler import expect_dialogue_length, open_sampler, require_engine

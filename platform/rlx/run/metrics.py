@@ -23,7 +23,7 @@ from rlx.record import Recorder
 from rlx.reward import RewardTable
 from rlx.rollout import RolloutTree, is_fault_segment
 from rlx.spec import LossSpec, MultiTurnRolloutSpec, RolloutSpec
-from rlx.train_batch import TrainBatch
+from rlx.step import TrainBatch
 from rlx_registry import IDLE_STEPS
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ def step_figures(
         "rollout/dropped": float(len(table.dropped)),
         **_compute_calibration_figures(trees, table, correct),
         "score/turns_without_tokens": float(train.placed.missing.sum()),
-        "score/lost": float(train.placed.lost.abs().sum()),
+        "score/lost": float(train.lost.abs().sum()),
         **environment_figures(trees),
         **{f"perf/{name}_s": value for name, value in seconds.items()},
     }
