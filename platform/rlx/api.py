@@ -164,7 +164,7 @@ class Run:
         # What keeps plugins from working is the run's to say.
         with suppress(RlxError, ValueError):
             plugins = resolve_plugins(ExperimentSpec.from_record(found.spec))
-            notes = describe_plugin_changes(plugins.provenance, found.plugins)
+            notes = describe_plugin_changes(plugins.list_records(), found.plugins)
             for note in dict.fromkeys(notes):
                 report(f"warning: {escape_unprintable(note)}", err=True)
         with open_registry(self.registry, read_only=False) as registry:
@@ -485,7 +485,7 @@ def read(source: Source, *overrides: str) -> Experiment:
     if wrong := [one for one in overrides if not isinstance(one, str)]:
         raise SpecError(f"an override is text, path.to.key=value, not a {type(wrong[0]).__name__}")
     loaded, plugins = check_file(source if isinstance(source, Mapping) else Path(source), overrides)
-    return Experiment(loaded.path, loaded, plugins)
+    return Experiment(Path(loaded.document.file), loaded, plugins)
 
 
 def validate(source: Source, *overrides: str) -> tuple[Diagnostic, ...]:

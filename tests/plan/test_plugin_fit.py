@@ -1,7 +1,6 @@
 """Settings that an estimator would silently leave out."""
 
 import json
-from dataclasses import asdict
 
 import pytest
 from rows import each_row
@@ -205,8 +204,8 @@ def test_the_profile_verl_sets_what_only_one_estimator_has(name, option, own, th
 
 
 def test_changes_of_a_runs_plugins_are_told(warned):
-    now = warned()[1].provenance
-    then = [json.loads(json.dumps(asdict(plugin))) for plugin in now]
+    now = warned()[1].list_records()
+    then = json.loads(json.dumps(now))
     assert list(describe_plugin_changes(now, then)) == []
     (reward,) = (record for record in then if record["kind"] == "reward")
     reward["options"]["allow_decimals"] = True

@@ -74,16 +74,16 @@ _OF_VALUES = ("unknown_key", "value", "plugin")
 def read_spec(path: Path, overrides: Sequence[str] = ()) -> LoadedSpec:
     """Reads and validates one experiment with overrides, `path.to.key=value`, without its plugins;
     raises InvalidSpec with every error, and SpecError for a file that cannot be opened."""
-    return validate_document(read_document(path, overrides), path)
+    return validate_document(read_document(path, overrides))
 
 
-def validate_document(document: YamlDocument, path: Path) -> LoadedSpec:
+def validate_document(document: YamlDocument) -> LoadedSpec:
     """Validates a document as an experiment, without its plugins; raises InvalidSpec with every
     error."""
     spec, faults = check_spec_tree(document.tree)
     if faults or spec is None:
         raise document.build_refusal(faults)
-    return LoadedSpec(path, document, spec)
+    return LoadedSpec(document, spec)
 
 
 def check_read_spec(read: LoadedSpec) -> ExperimentPlugins:
@@ -119,8 +119,7 @@ def check_file(
         raise build_refusal([*error.diagnostics, *others], error.file) from None
     spec, faults = check_spec_tree(document.tree)
     if spec is not None and not faults:
-        path = source if isinstance(source, Path) else Path(document.file)
-        read = LoadedSpec(path, document, spec)
+        read = LoadedSpec(document, spec)
         return read, check_read_spec(read)
     if spec is not None:
         faults += _list_errors(_check_plugins(spec)[1])
