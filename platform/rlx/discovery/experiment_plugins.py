@@ -529,36 +529,37 @@ def list_plugin_records(spec: ExperimentSpec, plugins: ExperimentPlugins) -> lis
     return records
 
 
+def _pair_records(
+    now: Iterable[Mapping[str, Any]], then: Sequence[Mapping[str, Any]]
+) -> Iterator[tuple[Mapping[str, Any], Mapping[str, Any], list[str]]]:
+    """Yields plugins, each with that of the recorded ones of its name which is most like it, and
+    the options in which they differ. Of a plugin of a phase alone, nothing may be recorded."""
+    for record in now:
+        pairs = []
+        for other in then:
+            if (other["kind"], other["name"]) == (record["kind"], record["name"]):
+                own, options = record["options"], other.get("options") or {}
+                pairs.append((other, [o for o in own if o in options and own[o] != options[o]]))
+        if pairs:
+            yield record, *min(pairs, key=lambda pair: len(pair[1]))
+
+
 def describe_plugin_changes(
-    now: Sequence[Provenance], then: Sequence[Mapping[str, Any]]
+    now: Sequence[Mapping[str, Any]], then: Sequence[Mapping[str, Any]]
 ) -> Iterator[str]:
-    """Yields a note for each plugin whose version, source or default options differ from those
-    that a run recorded."""
-    used: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
-    for record in then:
-        used.setdefault((record["kind"], record["name"]), []).append(record)
-    for plugin in now:
-        before = used.get((plugin.kind, plugin.name))
-        if before is None:  # used by a phase only; the record covers the base experiment
-            continue
-        label = f"{plugin.kind} plugin {plugin.name!r}"
-        here = f"{plugin.distribution} {plugin.version}"
-        there = f"{before[-1]['distribution']} {before[-1]['version']}"
+    """Yields a note for each plugin whose version, source, default options or data differ from
+    those that a run recorded."""
+    for record, before, changed in _pair_records(now, then):
+        label = f"{record['kind']} plugin {record['name']!r}"
+        here, there = (f"{one['distribution']} {one['version']}" for one in (record, before))
         if here != there:
             yield f"{label} is from {here} here; the run used {there}"
-        elif plugin.sha256 != before[-1]["sha256"]:
+        elif record["sha256"] != before["sha256"]:
             yield f"{label} has changed since the run, in the same version, {here}"
-        # Of several plugins of that name, the one that is most like this one.
-        changes = [
-            [
-                (option, was, plugin.options[option])
-                for option, was in (record.get("options") or {}).items()
-                if option in plugin.options and plugin.options[option] != was
-            ]
-            for record in before
-        ]
-        for option, was, is_now in min(changes, key=len):
+        for option in changed:
+            was, is_now = before["options"][option], record["options"][option]
             yield f"{label} had {option}: {was!r} when the run began, and has {is_now!r} now"
+    yield from describe_data_changes(now, then)
 
 
 def describe_data_changes(
@@ -566,20 +567,11 @@ def describe_data_changes(
 ) -> Iterator[str]:
     """Yields a note for each file that a plugin of a run reads, and that has changed since.
 
-    What the run or this machine has no digest of is not compared.
+    What the run or this machine has no digest of is not compared, nor what has other options.
     """
-    for record in now:
-        here = record["data"]
-        namesakes = [o for o in then if (o["kind"], o["name"]) == (record["kind"], record["name"])]
-        # Of several with one name, such as tasks of other files in phases, those with its options.
-        alike = [other for other in namesakes if other.get("options") == record["options"]]
-        if not alike and len(namesakes) > 1:
-            continue
-        before = [other["data"] for other in alike or namesakes if other.get("data")]
-        if not here or not before or here in before:
-            continue
-        was = before[-1]
-        for name in {**was, **here}:
+    for record, before, changed in _pair_records(now, then):
+        here, was = record["data"], before.get("data") or {}
+        for name in {**was, **here} if here and was and not changed else ():
             if was.get(name) != here.get(name):
                 plugin = "" if record["kind"] == "model" else " plugin"
                 yield (

@@ -115,7 +115,7 @@ def submit_run(
         "seed": spec.seed,
         "name": spec.name,
         "spec": spec.dump_resolved(),
-        "yaml": read.document.whole_text,
+        "yaml": read.document.text,
         "plugins": list_plugin_records(spec, plugins),
         "code": collect_code_version(),
         "environment": collect_environment_versions(),
@@ -133,7 +133,7 @@ def submit_run(
         staged.root.mkdir()
         if (vocabulary := choose_run_vocabulary(spec, plugins)) is not None:
             vocabulary.save(staged.tokenizer)
-        staged.yaml.write_text(read.document.whole_text)
+        staged.yaml.write_text(read.document.text)
         copy_origin(registry, spec, staged)
         put_spec(staged, spec)
         if anyway:

@@ -15,7 +15,6 @@ from torch import Tensor
 
 from rlx.discovery import (
     build_plugin,
-    describe_data_changes,
     describe_plugin_changes,
     resolve_plugins,
 )
@@ -190,10 +189,7 @@ def _build_phase(
     phases = {phase.name: phase for phase in spec.phases}
     here, unchecked = _drop_unscorable_rewards(spec.resolve_phase_spec(phases[name]))
     plugins = resolve_plugins(here)
-    notes = [
-        *describe_plugin_changes(plugins.provenance, run.plugins),
-        *describe_data_changes(plugins.list_records(), run.plugins),
-    ]
+    notes = list(describe_plugin_changes(plugins.list_records(), run.plugins))
     if isinstance(here.rollout, MultiTurnRolloutSpec) and plugins.mask.reaches_beyond():
         notes.insert(
             0,

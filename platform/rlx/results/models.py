@@ -82,7 +82,7 @@ class TrainedModel:
             PluginError: a plugin is missing or broken.
         """
         document = apply_overrides(self.document, overrides)
-        read = validate_document(document, Path(document.file))
+        read = validate_document(document)
         check_read_spec(read)
         return read.spec
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from rlx.batch import list_batch_rows
-from rlx.discovery import describe_data_changes, describe_plugin_changes, list_plugin_records
+from rlx.discovery import describe_plugin_changes, list_plugin_records
 from rlx.errors import ShapeError, SpecError
 from rlx.launch import locate_run_folder, open_registry
 from rlx.phase_setup import PhaseSetup, build_setup
@@ -343,12 +343,9 @@ def _build_rescore_spec(
         other = read_spec(file).spec.dump_resolved()
         tree |= {name: other[name] for name in RULES}
     document = parse_yaml_document(json.dumps(tree, indent=2), f"the experiment of {run.id}")
-    read = validate_document(apply_overrides(document, overrides), Path(document.file))
+    read = validate_document(apply_overrides(document, overrides))
     plugins = check_read_spec(read)
     if read.spec.dump_resolved() != recorded:
         return read.spec, False, []
-    notes = [
-        *describe_plugin_changes(plugins.provenance, run.plugins),
-        *describe_data_changes(list_plugin_records(read.spec, plugins), run.plugins),
-    ]
+    notes = describe_plugin_changes(list_plugin_records(read.spec, plugins), run.plugins)
     return read.spec, True, list(dict.fromkeys(notes))

@@ -165,10 +165,6 @@ class LiveSessions(StrictModel):
     not replayable."""
 
 
-_REPLAYABLE = EnvironmentLimits(5.0, math.inf, None, 64, "fail")
-_LIVE = EnvironmentLimits(60.0, 600.0, 0.2, 64, "drop_sample")
-
-
 class McpServer(StrictModel):
     """A server of the Model Context Protocol, by how it is started or by where it is."""
 
@@ -272,14 +268,13 @@ class EnvironmentRolloutSpec(MultiTurnRolloutSpec):
 
     def resolve_limits(self, *, replayable: bool) -> EnvironmentLimits:
         """The limits, with the defaults of an environment that is replayable or is not."""
-        usual = _REPLAYABLE if replayable else _LIVE
         own, live = self.environment, self.live
         return EnvironmentLimits(
-            call=usual.call if own.deadline is None else own.deadline,
-            episode=usual.episode if live.episode_deadline is None else live.episode_deadline,
-            patience=usual.patience if self.patience is None else self.patience,
+            call=own.deadline or (5.0 if replayable else 60.0),
+            episode=live.episode_deadline or (math.inf if replayable else 600.0),
+            patience=0.2 if self.patience is None and not replayable else self.patience,
             sessions=live.sessions,
-            on_error=own.on_error or usual.on_error,
+            on_error=own.on_error or ("fail" if replayable else "drop_sample"),
         )
 
     @field_validator("environment")
