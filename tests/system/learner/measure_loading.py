@@ -28,7 +28,8 @@ with speed_up_imports():
         train_batch,
     )
 
-    from rlx.learner import Learner, engine, join_ranks
+    from rlx.learner import Learner, join_ranks
+    from rlx.learner import learner as learner_module
     from rlx.model import adapt_policy, build_policy, convert_weights
     from rlx.spec import PretrainedModelSpec, RunnerSpec
 
@@ -47,7 +48,7 @@ way, and the others alike."""
 @contextmanager
 def plain_loading():
     """The engine gets a whole float32 model on its device, and DeepSpeed does the rest."""
-    with patch.object(engine, "_place_weights", lambda module, _, device, __: module.to(device)):
+    with patch.object(learner_module, "_place_weights", lambda one, _, device, __: one.to(device)):
         yield
 
 

@@ -30,6 +30,8 @@ from rlx.text import escape_unprintable
 
 MAX_BYTES = 262_144
 MAX_DEPTH = 32
+OVERRIDE = "<override>"
+"""Name of the source of all overrides."""
 _MAX_DIGITS = 400
 _TYPOGRAPHIC = re.compile("[\u2018-\u201f\u00ab\u00bb].*[\u2018-\u201f\u00ab\u00bb]", re.DOTALL)
 """A text between the quotes of a word processor."""
@@ -49,23 +51,15 @@ class YamlDocument:
 
     Attributes:
         file: name as the user gave it.
-        text: the source.
+        text: the source, and those that it extends, as a stream of YAML documents.
         tree: the plain values; keys are strings as written, even numbers.
         places: where the value at each path of the tree is.
-        bases: name and text of each file that it extends, the nearest first.
     """
 
     file: str
     text: str
     tree: Any
     places: Mapping[KeyPath, Place]
-    bases: tuple[tuple[str, str], ...] = ()
-
-    @property
-    def whole_text(self) -> str:
-        """The source and those of the files that it extends, as a stream of YAML documents."""
-        parts = [f"--- # {escape_unprintable(name)}\n{text}" for name, text in self.bases]
-        return "".join(f"{part.rstrip()}\n" for part in (self.text, *parts)) if parts else self.text
 
     def locate(self, path: KeyPath, *, key: bool = False) -> SourceLocation | None:
         """Returns the location of `path` or of its nearest existing ancestor; None if neither
@@ -294,7 +288,8 @@ def locate_diagnostic(diagnostic: Diagnostic, document: YamlDocument) -> Diagnos
         path = diagnostic.against
     is_unknown = diagnostic.kind == "unknown_key"
     position = diagnostic.position or document.locate(path, key=is_unknown)
-    if position and is_unknown and not diagnostic.meant and position.file in dict(document.bases):
+    is_own = position is None or position.file in (document.file, OVERRIDE)
+    if is_unknown and not diagnostic.meant and not is_own:
         name = format_key_path(path)
         helps += (f"null for '{name}' in {escape_unprintable(document.file)} leaves it out",)
     return replace(diagnostic, position=position, helps=helps)
