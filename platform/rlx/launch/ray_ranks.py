@@ -329,7 +329,9 @@ class _PlacedRanks:
         if "its node has died" in str(error):
             return f"the node of rank {rank}, {host}, was lost: it crashed, left or is unreachable"
         # Ray may notice the end of the actor before that of its node.
-        return f"the actor of rank {rank} on {host} was lost: it, or its node, crashed or was killed"
+        return (
+            f"the actor of rank {rank} on {host} was lost: it, or its node, crashed or was killed"
+        )
 
 
 def _build_rank_environments(places: Sequence[RankPlace]) -> Iterator[dict[str, str]]:

@@ -1,11 +1,9 @@
-"""Compares recipes: how their experiments differ, and their metrics over seeds; and the settings in
-which two runs or experiment files differ."""
+"""Compares recipes: how their experiments differ, and their metrics over seeds."""
 
 import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from string import ascii_uppercase
 from typing import TYPE_CHECKING, Any
 
@@ -21,8 +19,7 @@ from rlx.evaluation import (
     compute_seed_mean,
     correct_p_values,
 )
-from rlx.launch import RUN_LIKE, collect_code_version, collect_environment_versions, open_registry
-from rlx.plan import check_read_spec, read_spec
+from rlx.launch import RUN_LIKE
 from rlx.spec import OWN_SUITE
 from rlx.spec.reading import did_you_mean, list_leaf_values
 from rlx.text import escape_unprintable
@@ -31,7 +28,6 @@ from rlx_registry import (
     NotFoundError,
     Registry,
     RunRecord,
-    fill_plugin_options,
     find_changed_plugins,
 )
 
@@ -261,8 +257,6 @@ def compare_recipes(registry: Registry, names: Sequence[str]) -> Comparison:
         _build_compared_recipe(ascii_uppercase[n] if n < 26 else f"R{n + 1}", own, evaluations)
         for n, own in enumerate(seeds)
     )
-    firsts = [_build_run_side(own[0]).sections["spec"] for own in by_digest.values()]
-    differ = _find_differences(firsts)
     left = tuple(list_excluded_runs(runs, taken))
     mixtures = []
     for recipe, own in zip(recipes, seeds, strict=True):
@@ -283,13 +277,21 @@ def compare_recipes(registry: Registry, names: Sequence[str]) -> Comparison:
             absent[suite] = (None, *(why for _, why in pairs))
     return Comparison(
         recipes,
-        {path: values for path, values in differ.items() if path not in NOT_COMPARED},
+        _find_differing_settings([own[0] for own in by_digest.values()]),
         tuple(rows),
         absent,
         left,
         unlike,
         tuple(mixtures),
     )
+
+
+def _find_differing_settings(runs: Sequence[RunRecord]) -> dict[str, tuple[Any, ...]]:
+    """The values of all runs by the paths in which their experiments differ."""
+    sides = [dict(list_leaf_values(run.settings)) for run in runs]
+    paths = dict.fromkeys(path for side in sides for path in side if path not in NOT_COMPARED)
+    rows = {path: tuple(side.get(path) for side in sides) for path in paths}
+    return {path: row for path, row in rows.items() if any(v != row[0] for v in row)}
 
 
 def find_named_runs(registry: Registry, names: Sequence[str]) -> list[RunRecord]:
@@ -376,83 +378,6 @@ def _compare_by_problem(
     return {}, "only one of them was evaluated on it"
 
 
-SECTIONS = ("seed", "spec", "plugins", "data", "code", "environment")
-
-Flat = Mapping[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class DiffSide:
-    """Everything that determines the results of a run: values by dotted path, for each of
-    `SECTIONS`."""
-
-    name: str
-    sections: Mapping[str, Flat]
-
-
-def find_side_differences(one: DiffSide, other: DiffSide) -> dict[str, dict[str, tuple[Any, ...]]]:
-    """Returns the differing values of every section, by path; None where a side lacks the value."""
-    return {
-        section: _find_differences([one.sections[section], other.sections[section]])
-        for section in SECTIONS
-    }
-
-
-def _find_differences(sides: Sequence[Flat]) -> dict[str, tuple[Any, ...]]:
-    """Returns the values of all sides by the paths in which they differ."""
-    paths = dict.fromkeys(path for side in sides for path in side)
-    rows = {path: tuple(side.get(path) for side in sides) for path in paths}
-    return {path: row for path, row in rows.items() if any(v != row[0] for v in row)}
-
-
-def load_diff_side(name: str, url: str) -> DiffSide:
-    """Loads the side of a run, or of an experiment file with what is installed here.
-
-    Raises:
-        InvalidSpec: the file is no valid experiment.
-        SpecError: there is no such run.
-    """
-    path = Path(name)
-    if not path.is_file():
-        with open_registry(url) as registry:
-            return _build_run_side(registry.run(name))
-    read = read_spec(path)
-    plugins = check_read_spec(read)
-    used = plugins.list_records()
-    return _build_diff_side(
-        name,
-        fill_plugin_options(read.spec.dump_resolved(), used),
-        used,
-        collect_code_version(),
-        collect_environment_versions(),
-    )
-
-
-def _build_run_side(run: RunRecord) -> DiffSide:
-    return _build_diff_side(run.id, run.settings, run.plugins, run.code, run.environment)
-
-
-def _build_diff_side(
-    name: str,
-    spec: Mapping[str, Any],
-    plugins: list[dict[str, Any]],
-    code: Mapping[str, Any],
-    environment: Mapping[str, Any],
-) -> DiffSide:
-    own = ("distribution", "version", "entry_point", "sha256")
-    parts = {
-        "seed": {"seed": spec["seed"]},
-        "spec": {key: value for key, value in spec.items() if key != "seed"},
-        "plugins": {f"{p['kind']} {p['name']}": {key: p[key] for key in own} for p in plugins},
-        "data": {f"{p['kind']} {p['name']}": p.get("data") or {} for p in plugins},
-        "code": code,
-        "environment": environment,
-    }
-    return DiffSide(
-        name, {section: dict(list_leaf_values(part)) for section, part in parts.items()}
-    )
-
-
 Table = list[list[str]]
 
 BY_PROBLEM = (
@@ -499,7 +424,7 @@ def build_comparison_tables(found: Comparison) -> Iterator[tuple[str, Table]]:
     )
     labels, first = found.labels, found.labels[0]
     if found.spec:
-        rows = [[path, *map(format_setting, values)] for path, values in found.spec.items()]
+        rows = [[path, *map(_format_setting, values)] for path, values in found.spec.items()]
         yield "What they differ in", [["", *labels], *rows]
     minus_first = [f"{label} − {first}" for label in labels[1:]]
     for suite in dict.fromkeys(row.suite for row in found.rows):
@@ -507,7 +432,7 @@ def build_comparison_tables(found: Comparison) -> Iterator[tuple[str, Table]]:
         cells = [
             [
                 row.metric,
-                *map(_format_mean, row.means),
+                *("–" if m is None else f"{m.mean:.3f}{_format_interval(m)}" for m in row.means),
                 *map(_format_difference, row.differences[1:], row.p_holm[1:]),
             ]
             for row in own
@@ -570,13 +495,8 @@ def list_comparison_notes(found: Comparison) -> list[str]:
     return [*notes, *found.mixtures]
 
 
-def format_setting(value: Any) -> str:
-    """Returns the value of a setting as text; a dash where there is none."""
+def _format_setting(value: Any) -> str:
     return "–" if value is None else value if isinstance(value, str) else json.dumps(value)
-
-
-def _format_mean(mean: SeedMean | None) -> str:
-    return "–" if mean is None else f"{mean.mean:.3f}{_format_interval(mean)}"
 
 
 def _format_difference(gap: SeedDifference | ProblemDifference | None, p: float | None) -> str:

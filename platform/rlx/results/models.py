@@ -25,12 +25,12 @@ from rlx.model import Policy, build_policy, check_model_files
 from rlx.phase_setup import PhaseSetup, build_setup
 from rlx.plan import check_read_spec, count_reference_parameters, validate_document
 from rlx.plugin import StrictModel, expand_path
-from rlx.results.requests import check_sections
+from rlx.results.targets import check_sections
 from rlx.reward import RewardPool, RewardTable, score_rollouts
 from rlx.rollout import RolloutTree, sample_rollout_trees
 from rlx.run import draw_contact_problems
 from rlx.sampler import SamplingEngine, open_sampler, require_engine
-from rlx.sealed_folder import CheckpointError, compute_manifest_digest
+from rlx.sealed_folder import CheckpointError
 from rlx.serving import ServedModel
 from rlx.spec import (
     CriticSpec,
@@ -63,7 +63,6 @@ class TrainedModel:
         model: folder of the model, or its name on the hub.
         run: the run that trained the model; None if a MODEL was named.
         step: step of the run's checkpoint; None for the exported model.
-        mark: digest of a checkpoint's weights, whose files are rewritten each time.
     """
 
     name: str
@@ -71,7 +70,6 @@ class TrainedModel:
     model: str
     run: RunRecord | None
     step: int | None = None
-    mark: str | None = None
 
     @label_refusal("evaluated")
     def read_spec(self, overrides: Sequence[str]) -> ExperimentSpec:
@@ -133,8 +131,7 @@ def open_target(
             at = read_state(source).step
         except CheckpointError as error:
             raise SpecError(f"{run.id} at step {step}: {error}") from error
-        mark = compute_manifest_digest(source)
-        yield TrainedModel(f"{run.id}@{at}", document, str(model), run, at, mark)
+        yield TrainedModel(f"{run.id}@{at}", document, str(model), run, at)
 
 
 def _find_model(name: str, file: Path) -> TrainedModel:
@@ -155,13 +152,11 @@ def _find_model(name: str, file: Path) -> TrainedModel:
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A model that answers in this process, where it was loaded from, and the workers that score
-    it."""
+    """A model that answers in this process, and the workers that score it."""
 
     policy: Policy
     sampler: SamplingEngine
     pool: RewardPool
-    source: PretrainedModelSpec
     device: torch.device
 
 
@@ -181,7 +176,7 @@ def load_model(spec: ExperimentSpec, model: str | None = None) -> Iterator[Loade
         RewardPool(workers=runner.reward_workers, memory_mb=runner.reward_memory_mb) as pool,
         load_sampler(source, runner, spec.sampler, dtype) as (policy, sampler),
     ):
-        yield LoadedModel(policy, sampler, pool, source, _choose_device(runner))
+        yield LoadedModel(policy, sampler, pool, _choose_device(runner))
 
 
 @contextmanager

@@ -23,8 +23,8 @@ from rlx.phase_setup import PhaseSetup, build_setup
 from rlx.plan import check_read_spec, read_spec, validate_document
 from rlx.progress import ShowProgress, ignore_progress
 from rlx.record import StoredStep, TrainedRows, read_step
-from rlx.results.requests import OpenedRun, RescoreRequest, check_sections, locate_target
 from rlx.results.stored_steps import select_rollout_steps
+from rlx.results.targets import OpenedRun, check_sections, locate_target
 from rlx.reward import Place, RewardPool, RewardTable, score_rollouts
 from rlx.run import ControllerState, build_trained_rows, read_token_streams
 from rlx.spec import ExperimentSpec
@@ -294,15 +294,20 @@ def credit_stored_rows(
 
 
 def rescore(
-    request: RescoreRequest | str | OpenedRun,
+    run: str | OpenedRun,
     *,
+    experiment: Path | None = None,
+    overrides: Sequence[str] = (),
+    steps: Sequence[int] = (),
     registry: str | None = None,
     show: ShowProgress = ignore_progress,
 ) -> Rescoring:
     """Recomputes rewards, masks and advantages of stored rollouts, without sampling.
 
     Args:
-        request: a run stands for all its steps and its own rules.
+        experiment: file of the experiment whose rules are taken; None takes the run's own.
+        overrides: `key=value` of the sections that are rules.
+        steps: the steps; empty takes all that are stored.
         show: called with the progress, in steps.
 
     Raises:
@@ -310,17 +315,15 @@ def rescore(
         InvalidSpec: the rules are invalid.
         PluginError: a plugin is missing.
     """
-    if not isinstance(request, RescoreRequest):
-        request = RescoreRequest(run=request)
-    name, url = locate_target(request.run, registry)
+    name, url = locate_target(run, registry)
     with open_registry(url) as opened:
-        run = opened.run(name)
-        spec, own, notes = _build_rescore_spec(run, request.experiment, request.overrides)
-        steps = select_rollout_steps(opened, run, request.steps)
-        found = Rescoring(run, tuple(notes))
-        for done, step in enumerate(_rescore_steps(opened, run, spec, steps, own=own), start=1):
-            show(done, len(steps))
-            found.add_step(step)
+        record = opened.run(name)
+        spec, own, notes = _build_rescore_spec(record, experiment, overrides)
+        wanted = select_rollout_steps(opened, record, steps)
+        found = Rescoring(record, tuple(notes))
+        for done, one in enumerate(_rescore_steps(opened, record, spec, wanted, own=own), start=1):
+            show(done, len(wanted))
+            found.add_step(one)
     return found
 
 
