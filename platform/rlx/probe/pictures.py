@@ -31,13 +31,9 @@ NAMED = 6
 
 
 def draw_probe_curves(probes: Sequence[RecordedProbe], path: Path) -> tuple[Path, Path]:
-    """Draws probe curves: a column per suite, a line per step, from light to dark.
-
-    The upper panel shows `mc_p_correct` against the share of the reasoning kept, with the accuracy
-    of whole responses at the right edge. The lower panel shows the share of answers equal to the
-    whole response's answer. Bands are 95 % bootstrap intervals over problems; with many steps only
-    the first and the last have one.
-    """
+    """Draws probe curves: a column per suite, a line per step, from light to dark; `mc_p_correct`
+    against the share of the reasoning kept, with the accuracy of whole responses at the right edge,
+    and below it the share of answers equal to the whole response's."""
     suites: dict[str, list[RecordedProbe]] = {}
     for probe in sorted(probes, key=lambda p: p.step):
         suites.setdefault(probe.suite, []).append(probe)
@@ -55,11 +51,8 @@ def draw_probe_curves(probes: Sequence[RecordedProbe], path: Path) -> tuple[Path
 
 
 def draw_verbal_against_sampled(probes: Sequence[RecordedProbe], path: Path) -> tuple[Path, Path]:
-    """Draws `mc_p_correct` against `verbal_conf` of the same answers, at the first and last step.
-
-    The line connects the means of ten bins of `verbal_conf`, with 95 % intervals; on the diagonal,
-    stated and sampled confidence agree. The counts are below.
-    """
+    """Draws `mc_p_correct` against `verbal_conf` of the same answers, at the first and last step,
+    with the means of ten bins of `verbal_conf`; the counts are below."""
     stated = sorted((p for p in probes if p.verbal), key=lambda p: p.step)
     if not stated:
         raise ValueError("no confidences to draw")
@@ -88,7 +81,6 @@ def draw_verbal_against_sampled(probes: Sequence[RecordedProbe], path: Path) -> 
 
 
 def agreement_line(found: Agreement) -> str:
-    """One line that compares stated with sampled confidence."""
     rank = "undefined (one of them is constant)" if found.rank is None else f"{found.rank:.2f}"
     answers = "1 answer" if found.n == 1 else f"{found.n} answers"
     return (
@@ -100,7 +92,6 @@ def agreement_line(found: Agreement) -> str:
 
 
 def _draw_suite_column(axes: Sequence[Any], suite: str, steps: Sequence[RecordedProbe]) -> None:
-    """Draws one suite: `mc_p_correct` above, same-answer curves below it, then the legend."""
     from matplotlib.colors import LinearSegmentedColormap
 
     upper, lower, words = axes

@@ -1,10 +1,8 @@
 """Statistics of probe results, with intervals over problems; all figures are plain JSON.
 
 Cut points lie at different shares of different reasonings, so each problem's curve is interpolated
-linearly at the same eleven shares. Before its first and after its last point it is constant.
-
-`verbal_conf` is the confidence that the model states. `mc_p_correct` is the share of correct
-answers sampled after its whole reasoning.
+linearly at the same eleven shares; outside its points it is constant. `verbal_conf` is the stated
+confidence, `mc_p_correct` the share of correct answers sampled after the whole reasoning.
 """
 
 import hashlib
@@ -34,14 +32,8 @@ RESAMPLES = 1000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PointFigures:
-    """Figures at one cut point of one problem's reasoning.
-
-    Attributes:
-        answered: index of the answer.
-        n: number of scored continuations.
-        mc_p_correct: share of correct continuations.
-        same: share with the same answer as the whole response; nan if that has none.
-    """
+    """Figures at one cut point of one answer's reasoning, of `n` scored continuations: shares of
+    correct ones, and of those with the same answer as the whole response, nan if that has none."""
 
     answered: int
     point: CutPoint
@@ -113,8 +105,7 @@ def compute_scheme_figures(probed: ProbeResult, scheme: Scheme, seed: int) -> di
 
 
 def compute_area_over_curve(shares: Sequence[float], same: Sequence[float]) -> float:
-    """1 minus the exact area under the piecewise linear same-answer curve, which is constant before
-    its first and after its last share.
+    """1 minus the exact area under the piecewise linear same-answer curve.
 
     Reference:
         Lanham et al., "Measuring faithfulness in chain-of-thought reasoning", 2023.
@@ -127,14 +118,12 @@ def _compute_curve_bands(
     value: Callable[[PointFigures], float],
     seed: int,
 ) -> list[dict[str, float | None]]:
-    """Mean over curves, with its interval, at each share of `GRID`."""
     rows = [np.interp(GRID, [p.point.share for p in c], [value(p) for p in c]) for c in curves]
     columns = np.array(rows).reshape(-1, len(GRID)).T
     return [_compute_mean_band(column, seed) for column in columns]
 
 
 def _compute_mean_band(values: Floats, seed: int) -> dict[str, float | None]:
-    """Mean of `[problems]` values, with its bootstrap interval."""
     problems = len(values)
     if not problems:
         return {"mean": None, "low": None, "high": None}
@@ -168,12 +157,8 @@ def list_verbal_rows(probed: ProbeResult) -> list[dict[str, Any]]:
 
 @dataclass(frozen=True, slots=True)
 class Agreement:
-    """Agreement of `verbal_conf` and `mc_p_correct` over `n` answers.
-
-    Attributes:
-        gap: mean of |verbal_conf - mc_p_correct|.
-        rank: Spearman's rank correlation; None if either is constant.
-    """
+    """Agreement of `verbal_conf` and `mc_p_correct` over `n` answers: the mean of their absolute
+    difference, and Spearman's rank correlation, None if either is constant."""
 
     n: int
     gap: float
@@ -191,7 +176,6 @@ class VerbalBin:
 
 
 def compute_agreement(rows: Sequence[Figures]) -> Agreement | None:
-    """Measures how well stated confidences agree with sampled ones; None without answers."""
     if not rows:
         return None
     from scipy.stats import spearmanr
@@ -230,8 +214,8 @@ class RecordedProbe:
 
     Attributes:
         suite: the scheme; for settings other than the run's own, followed by "/" and their digest.
-        figures: those of `compute_scheme_figures`; their `grid`; the `settings` behind them,
-            see `settings_of`; and for early_answering the `verbal` rows of `list_verbal_rows`.
+        figures: those of `compute_scheme_figures`; their `grid`; the `settings` behind them;
+            and for early_answering the `verbal` rows of `list_verbal_rows`.
     """
 
     suite: str
@@ -240,14 +224,12 @@ class RecordedProbe:
 
     @property
     def verbal(self) -> Sequence[Figures]:
-        """Answers with a stated confidence; empty for schemes other than early_answering."""
         return self.figures.get("verbal") or ()
 
 
 def build_recorded_probe(
     found: ProbeResult, spec: ProbeSpec, scheme: Scheme, seed: int, step: int
 ) -> RecordedProbe | None:
-    """Builds the record of one scheme; None if nothing of it was scored."""
     figures = compute_scheme_figures(found, scheme, seed)
     if figures is None:
         return None

@@ -52,8 +52,7 @@ Evaluations = dict[str, list[EvaluationRecord]]
 
 @dataclass(frozen=True, slots=True)
 class Exclusion:
-    """A run that no recipe contains; or its evaluation of a `suite`, made with other settings than
-    most."""
+    """A run that no recipe contains; or its evaluation of a `suite`, made with other settings."""
 
     suite: str | None
     run: str
@@ -63,7 +62,7 @@ class Exclusion:
 def list_excluded_runs(
     named: Iterable[RunRecord], taken: Iterable[RunRecord]
 ) -> Iterator[Exclusion]:
-    """Yields the named runs that were not taken: the unfinished, and those with a newer twin."""
+    """The named runs that were not taken: the unfinished, and those with a newer twin."""
     instead = {(run.digest, run.seed): run for run in taken}
     for run in named:
         twin = instead.get((run.digest, run.seed))
@@ -80,7 +79,7 @@ def list_excluded_runs(
 
 
 def select_newest_runs(runs: Sequence[RunRecord]) -> dict[int, RunRecord]:
-    """Returns the newest run of each seed, ordered by seed."""
+    """The newest run of each seed, ordered by seed."""
     ordered = sorted(runs, key=lambda run: int(run.id.rpartition("-")[2]))
     return dict(sorted({run.seed: run for run in ordered}.items()))
 
@@ -88,8 +87,8 @@ def select_newest_runs(runs: Sequence[RunRecord]) -> dict[int, RunRecord]:
 def select_comparable_evaluations(
     runs: Sequence[RunRecord], evaluations: Evaluations
 ) -> tuple[Evaluations, tuple[Exclusion, ...]]:
-    """Selects the evaluations that have the most common settings of their suite; on a tie, those of
-    the earliest run. Returns also those that were excluded."""
+    """The evaluations that have the most common settings of their suite, on a tie those of the
+    earliest run; and those that were excluded."""
     ways: dict[str, dict[str, dict[str, Any]]] = {}
     for run in runs:
         for one in evaluations[run.id]:
@@ -129,7 +128,6 @@ class ComparedRecipe:
 
     Attributes:
         label: "A", "B", ... in the order of the arguments.
-        name: the experiment's name in the first run.
         runs: run id by seed; the newest run where a seed has several.
         values: value of each seed, by suite and metric.
         answers: answers of each seed, by suite, where they were recorded.
@@ -145,13 +143,8 @@ class ComparedRecipe:
 
 @dataclass(frozen=True, slots=True)
 class ComparisonRow:
-    """One metric of one suite, for all recipes.
-
-    Attributes:
-        means: mean over seeds of each recipe; None where the recipe lacks the metric.
-        differences: of each recipe from the first, over the seeds that both have; None if absent.
-        by_problem: of each recipe from the first, problem by problem; None if absent.
-    """
+    """One metric of one suite, for all recipes: means over seeds, and differences from the first
+    recipe over common seeds and problem by problem; None where there is none."""
 
     suite: str
     metric: str
@@ -166,7 +159,6 @@ class ComparisonRow:
 
     @property
     def by_problem_p_holm(self) -> list[float | None]:
-        """p-value of each difference by problem, corrected for the number of recipes."""
         return correct_p_values([None if gap is None else gap.p for gap in self.by_problem])
 
     def list_records(self, labels: Sequence[str]) -> Iterator[dict[str, Any]]:
@@ -220,11 +212,11 @@ class Comparison:
         return [recipe.label for recipe in self.recipes]
 
     def list_records(self) -> list[dict[str, Any]]:
-        """Returns a flat record per suite, metric and recipe; differences are from the first."""
+        """A flat record per suite, metric and recipe; differences are from the first."""
         return [one for row in self.rows for one in row.list_records(self.labels)]
 
     def to_frame(self) -> "pd.DataFrame":
-        """Returns a frame with the rows of `list_records`."""
+        """A frame with the rows of `list_records`."""
         import pandas as pd
 
         return pd.DataFrame(self.list_records())
@@ -295,8 +287,8 @@ def _find_differing_settings(runs: Sequence[RunRecord]) -> dict[str, tuple[Any, 
 
 
 def find_named_runs(registry: Registry, names: Sequence[str]) -> list[RunRecord]:
-    """Returns the runs of ids, groups and experiments, each once, in the order of the arguments;
-    those of a group as they joined it, those of an experiment oldest first.
+    """The runs of ids, groups and experiments, each once, in the order of the arguments; those of a
+    group as they joined it, those of an experiment oldest first.
 
     Raises:
         NotFoundError: there is no run with this id.
@@ -395,7 +387,6 @@ FAMILY = (
 
 
 def build_comparison_json(found: Comparison) -> dict[str, Any]:
-    """Returns the comparison as plain JSON values."""
     return {
         "recipes": [
             {"label": r.label, "digest": r.digest, "name": r.name, "runs": r.runs}
@@ -456,7 +447,6 @@ def build_comparison_tables(found: Comparison) -> Iterator[tuple[str, Table]]:
 
 
 def format_comparison_markdown(found: Comparison) -> str:
-    """Returns the tables as Markdown, each with a title."""
     lines: list[str] = []
     for title, (head, *rows) in build_comparison_tables(found):
         table = [head, ["---", *["---:"] * (len(head) - 1)], *rows]

@@ -61,7 +61,7 @@ class SuiteEvaluation:
 
     Attributes:
         target: the model; the files of a checkpoint no longer exist.
-        suite: the suite, with what the request changed.
+        suite: the suite, with what the caller changed.
         answers, figures: the scored answers and the metrics of each set, by name.
         recorded: folder of the plots that were added to the run's records; None if nothing was.
     """
@@ -73,7 +73,7 @@ class SuiteEvaluation:
     recorded: Path | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """Returns what `rlx eval --json` prints."""
+        """What `rlx eval --json` prints."""
         target = self.target
         return {
             "run": target.run.id if target.run else None,
@@ -84,7 +84,6 @@ class SuiteEvaluation:
         }
 
     def list_answers(self) -> Iterator[dict[str, Any]]:
-        """Yields every answer as plain JSON values, with the name of its set."""
         for name, own in self.answers.items():
             for answer in own:
                 yield {"set": name, **answer.to_json()}
@@ -180,7 +179,6 @@ def evaluate(
 
 
 def _record_evaluation(found: SuiteEvaluation, run: RunRecord, url: str, report: Report) -> Path:
-    """Adds an evaluation and its plots to the records of its run; returns the plots' folder."""
     step, suite = found.target.step, found.suite
     ending = "" if step is None else f"-step-{step}"
     folder = locate_run_folder(run).pictures / f"suite-{suite.name}{ending}"
@@ -203,12 +201,9 @@ def _record_evaluation(found: SuiteEvaluation, run: RunRecord, url: str, report:
 def build_requested_suite(
     spec: ExperimentSpec, file: Path | None, changed: Mapping[str, Any], report: Report
 ) -> SuiteSpec:
-    """Returns the suite of the file, or the experiment's own, with the values of `changed` that are
-    not None.
-
-    What is changed becomes part of the suite's name (`problems-5`, `greedy`), so that its records
-    never replace those of the full suite.
-    """
+    """The suite of the file, or the experiment's own, with the values of `changed` that are not
+    None. These become part of its name (`problems-5`, `greedy`), so that its records never replace
+    those of the full suite."""
     if file is None:
         sets = {OWN: SetSpec(distribution="in")}
         for name, options in spec.evaluation.variants.items():
@@ -241,8 +236,8 @@ def build_requested_suite(
 def build_set_spec(
     target: TrainedModel, name: str, one: SetSpec, overrides: Sequence[str]
 ) -> ExperimentSpec:
-    """Returns the experiment with the changes of a set, without the warm start, whose
-    demonstrations the set's task may lack."""
+    """The experiment with the changes of a set, without the warm start, whose demonstrations the
+    set's task may lack."""
     changes = [f"{path}={json.dumps(value)}" for path, value in one.set.items()]
     model = target.document.tree.get("model")
     if isinstance(model, dict) and model.get("warm_start") is not None:
@@ -282,11 +277,8 @@ PROBE_SECTIONS = ("probe", "runner", "sampler", "seed")
 
 @dataclass(frozen=True, slots=True)
 class ModelProbe:
-    """A probed model: every answer with its continuations, and a record per scheme.
-
-    Attributes:
-        recorded: suites that were added to the run's records.
-    """
+    """A probed model: every answer with its continuations, a record per scheme, and the suites that
+    were added to the run's records."""
 
     target: TrainedModel
     result: ProbeResult
@@ -294,7 +286,7 @@ class ModelProbe:
     recorded: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """Returns what `rlx eval --probe --json` prints."""
+        """What `rlx eval --probe --json` prints."""
         found = [compute_agreement(one.verbal) for one in self.probes]
         stated = next((asdict(one) for one in found if one is not None), None)
         return {
@@ -307,16 +299,12 @@ class ModelProbe:
         }
 
     def write_samples(self, path: Path) -> None:
-        """Writes every sample as Parquet."""
         with explain_write_errors(path):
             write_body(path, probe_table(self.result))
 
     def draw_pictures(self, path: Path) -> None:
-        """Draws the probe curves, and stated against sampled confidence where it was stated.
-
-        Args:
-            path: of a `.png`; an `.svg` is written beside it.
-        """
+        """Draws the probe curves, and stated against sampled confidence where it was stated, as
+        `.png` and `.svg`."""
         with explain_write_errors(path):
             draw_probe_curves(self.probes, path)
             if any(one.verbal for one in self.probes):

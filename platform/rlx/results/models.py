@@ -73,12 +73,7 @@ class TrainedModel:
 
     @label_refusal("evaluated")
     def read_spec(self, overrides: Sequence[str]) -> ExperimentSpec:
-        """Returns the experiment with overrides, checked with its plugins.
-
-        Raises:
-            InvalidSpec: an override does not fit.
-            PluginError: a plugin is missing or broken.
-        """
+        """The experiment with overrides, checked with its plugins."""
         document = apply_overrides(self.document, overrides)
         read = validate_document(document, Path(document.file))
         check_read_spec(read)
@@ -183,7 +178,6 @@ def load_model(spec: ExperimentSpec, model: str | None = None) -> Iterator[Loade
 def load_sampler(
     source: PretrainedModelSpec, runner: RunnerSpec, sampler: SamplerSpec, dtype: torch.dtype
 ) -> Iterator[tuple[Policy, SamplingEngine]]:
-    """Loads a pretrained model into this process, and starts an engine that samples from it."""
     require_engine(sampler)
     device = _choose_device(runner)
     torch.set_num_threads(runner.threads)
@@ -220,13 +214,12 @@ FORWARD_STREAMS = ("reference_logprobs", "collision_probs", "values")
 
 @dataclass(frozen=True, slots=True)
 class StepSeconds:
-    """Seconds of a training step by the clock, measured on a few problems and multiplied up.
+    """Seconds of a training step of a phase with `steps`, measured on a few problems and multiplied
+    up.
 
     Attributes:
-        steps: steps of the phase.
         update: the passes of the models over all tokens in the loss mask, and the steps of AdamW;
-            None if they were not timed.
-        untimed: why not; "" if they were.
+            None if they were not timed, `untimed` says why.
     """
 
     phase: str
@@ -238,11 +231,9 @@ class StepSeconds:
 
     @property
     def step(self) -> float:
-        """All of a step that was timed."""
         return self.sampling + self.scoring + (self.update or 0.0)
 
     def describe(self) -> str:
-        """One line."""
         update = self.untimed if self.update is None else f"update {self.update:.3g} s"
         return (
             f"a step of {self.phase} takes about {self.step:.3g} s here (sampling "
@@ -260,21 +251,17 @@ class ModelTrial:
     seconds: tuple[StepSeconds, ...]
 
     def to_json(self) -> dict[str, Any]:
-        """Plain JSON values."""
         seconds = [{**asdict(one), "step": one.step} for one in self.seconds]
         return {"first_contact": self.contact.to_json(), "seconds": seconds}
 
     def list_lines(self) -> list[str]:
-        """Lines for a terminal."""
         lines = [*self.contact.list_lines(), *(one.describe() for one in self.seconds)]
         return [escape_unprintable(line) for line in lines]
 
 
 def try_model(spec: ExperimentSpec, prompts: int) -> ModelTrial:
-    """Samples and scores rollouts of some training problems, and times the parts of a step.
-
-    Problems and seeds are those of the first contact of a run; a warm start and adapters are left
-    out.
+    """Samples and scores rollouts of the training problems of a run's first contact, without warm
+    start and adapters, and times the parts of a step.
 
     Raises:
         SpecError: the model is not pretrained, or does not fit the experiment.
@@ -359,8 +346,6 @@ SERVED_SECTIONS = ("runner", "sampler")
 
 
 class EngineSettings(StrictModel):
-    """The sections of an experiment that say where and how a model is sampled."""
-
     runner: RunnerSpec = RunnerSpec.model_construct()
     sampler: SamplerSpec
 

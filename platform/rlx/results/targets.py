@@ -27,7 +27,7 @@ def locate_target(target: str | OpenedRun, registry: str | None) -> tuple[str, s
 
 
 def check_sections(overrides: Iterable[str], free: Collection[str], reason: str) -> None:
-    """Raises SpecError, which ends with `reason`, if an override changes a section other than
+    """Raises SpecError, which ends with `reason`, if an override changes another section than
     `free`."""
     fixed = sorted({o for o in overrides if o.partition("=")[0].split(".")[0] not in free})
     if fixed:

@@ -45,7 +45,7 @@ def check_environment(
 def environment_checks(
     problems: Sequence[Mapping[str, Any]] | None = None,
 ) -> tuple[PromiseCheck, ...]:
-    """Returns the checks for environments; see `check_environment`."""
+    """The checks for environments; see `check_environment`."""
 
     def call(run: Callable[[Subject, list[_EpisodeCase]], None], subject: Subject) -> None:
         run(subject, _build_episode_cases(subject, problems))
@@ -58,8 +58,6 @@ def environment_checks(
 
 @dataclass(frozen=True, slots=True)
 class _EpisodeCase:
-    """An environment and a rollout to try it with."""
-
     environment: Environment
     episode: Episode
 
@@ -79,13 +77,12 @@ class _EpisodeCase:
         )
 
     def play(self, *, watched: bool = False) -> list[Step]:
-        """Returns the steps of the episode, up to the first that is done."""
+        """The steps of the episode, up to the first that is done."""
         environment: Any = _WatchedEnvironment(self.environment) if watched else self.environment
         with open_environment_host(environment) as host:
             return self.play_on(host)
 
     def play_on(self, host: EnvironmentHost) -> list[Step]:
-        """Like `play`, in a worker that is there."""
         steps: list[Step] = []
         state = self.begin_on(host)
         player, taken = 0, [0, 0]
@@ -102,7 +99,6 @@ class _EpisodeCase:
         return steps
 
     def begin_on(self, host: EnvironmentHost) -> Any:
-        """Returns the first state."""
         (state,) = host.reset([(self.episode.problem, _SEED)])
         return self._require_answer(state, "its reset")
 
@@ -136,7 +132,7 @@ def _build_episode_cases(
 
 
 class _WatchedEnvironment:
-    """Wraps an environment and detects changes to its inputs. As picklable as the environment."""
+    """Wraps an environment and detects changes to its inputs."""
 
     def __init__(self, environment: Environment) -> None:
         self.environment = environment
@@ -144,14 +140,12 @@ class _WatchedEnvironment:
         self.release = environment.release
 
     def reset(self, problem: Mapping[str, Any], seed: int) -> Any:
-        """Asserts that the environment leaves the problem as it is."""
         before = _copy_by_pickle(problem)
         state = self.environment.reset(problem, seed)
         assert problem == before, "it changed the problem that it received"
         return state
 
     def step(self, state: Any, action: Action) -> Step:
-        """Asserts that the environment leaves the state as it is, and answers it alike twice."""
         first, second = _copy_by_pickle(state), _copy_by_pickle(state)
         step = self.environment.step(state, action)
         comparable = first == second

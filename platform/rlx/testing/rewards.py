@@ -53,7 +53,7 @@ def check_reward(reward: Subject, samples: Sequence[Sample] | None = None) -> No
 
 
 def reward_checks(samples: Sequence[Sample] | None = None) -> tuple[PromiseCheck, ...]:
-    """Returns the checks for rewards; see `check_reward`."""
+    """The checks for rewards; see `check_reward`."""
     own = None if samples is None else tuple(samples)
 
     def call(run: Callable[[Subject, list[_RewardCase]], None], subject: Subject) -> None:

@@ -1,4 +1,4 @@
-"""Checks for tasks. Plugin authors: call `check_task`, or parametrise by `task_checks`."""
+"""Checks for tasks."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -30,16 +30,12 @@ _promise = Promises()
 
 
 def check_task(task: Subject) -> None:
-    """Raises AssertionError, naming the broken promise, unless a task keeps them all.
-
-    Args:
-        task: a class, checked with its default options, or an instance.
-    """
+    """Raises AssertionError, naming the broken promise, unless a task keeps them all: a class,
+    checked with its default options, or an instance."""
     run_checks(task_checks(), task)
 
 
 def task_checks() -> tuple[PromiseCheck, ...]:
-    """Returns the checks for tasks."""
     return _promise.build_checks(lambda run, subject: run(build_subject_plugin(subject)))
 
 
