@@ -52,12 +52,9 @@ router = APIRouter()
 
 
 def create_app(registry_url: str, access: Access, find_link: FindLink = lambda _: None) -> FastAPI:
-    """Returns the dashboard application of one registry, which need not exist yet.
-
-    Every request opens the database for reading, so it may be created or moved while the dashboard
-    runs. While it cannot be read, pages explain why with status 503. Only one form writes: it
-    requests a run to stop.
-    """
+    """The dashboard application of one registry. Every request opens the database for reading, so
+    it may be created or moved while the dashboard runs; while it cannot be read, pages explain why
+    with status 503."""
     app = FastAPI(title="rlx", docs_url=None, redoc_url=None, version="1")
     app.state.registry_url, app.state.access, app.state.find_link = registry_url, access, find_link
     app.mount("/static", StaticFiles(directory=HERE / "static"))
@@ -224,7 +221,6 @@ async def _check_form(request: Request) -> None:
 
 @router.post("/runs/{ref}/stop", dependencies=[Depends(_check_form)], status_code=303)
 def _stop_run(request: Request, ref: str) -> Response:
-    """Requests the run's supervisor to write a checkpoint and stop."""
     with Registry.open(request.app.state.registry_url, create=False) as registry:
         record = registry.run(ref)
         lost = record.effective_status == "lost"

@@ -142,7 +142,6 @@ def _probe(
 
 
 def _evaluate_with(tool: str, asked: dict[str, Any], *, as_json: bool, **told: Any) -> None:
-    """Has another tool evaluate a model, and shows what it found."""
     target, step = asked["target"], asked["step"]
     found = results.evaluate_with(
         tool,

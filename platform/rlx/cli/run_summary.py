@@ -98,7 +98,7 @@ def _select_compared_evaluations(
     run: RunRecord, found: Sequence[EvaluationRecord]
 ) -> dict[str, EvaluationRecord]:
     """The evaluations that the summary compares, by column: before training, at the end of each
-    phase but the last, where there was one, by the phase's name, and after training."""
+    phase but the last, by the phase's name, and after training."""
     ends, done = dict[int, str](), 0
     for phase in run.spec.get("phases") or ():
         done += phase["steps"]
@@ -125,7 +125,6 @@ def _add_environment_rows(columns: Sequence[Mapping[str, Any]], table: Table) ->
 
 
 def _describe_sample_size(record: EvaluationRecord | None) -> str:
-    """Describes the number of answers and of distinct problems: a task may repeat problems."""
     if record is None:
         return ""
     different = len(set((record.payload or {}).get("problem_ids", ()))) or record.n
@@ -150,12 +149,8 @@ def _format_change_cells(values: Sequence[float | None]) -> tuple[str, ...]:
 def _show_run_locations(
     run: RunRecord, used: Sequence[float], parts: dict[str, float], console: Console
 ) -> None:
-    """Prints what a run took, and where its files and pages are.
-
-    Args:
-        used: CPU seconds of each attempt.
-        parts: of the first rank, by part of its work; empty for runs of earlier versions.
-    """
+    """Prints what a run took, the CPU seconds of each attempt and of the first rank by part of its
+    work, and where its files and pages are."""
     seconds = (run.ended or 0) - (run.started or 0)
     lines = [f"took      {seconds:.0f} s" + (f", {sum(used):.0f} CPU-s" if used else "")]
     if used and parts and (run.spec.get("runner") or {}).get("ranks") == 1:
@@ -180,14 +175,8 @@ def _show_run_locations(
 
 
 def describe_mlflow_page(runs: Sequence[RunRecord], names: Sequence[str]) -> str | None:
-    """The address that shows runs on their MLflow server, or the command that serves it.
-
-    Args:
-        names: names for the runs that the command takes.
-
-    Returns:
-        None if MLflow has none of the runs.
-    """
+    """The address that shows runs on their MLflow server, or the command, with `names` of the runs,
+    that serves it; None if MLflow has none of them."""
     link = find_mlflow_link(runs)
     if link is None:
         return None
@@ -195,7 +184,6 @@ def describe_mlflow_page(runs: Sequence[RunRecord], names: Sequence[str]) -> str
 
 
 def _get_suite_figure(figures: Mapping[str, Any], name: str) -> float | None:
-    """A figure by its path, such as `accuracy_at.0.5`."""
     first, _, rest = name.partition(".")
     found = figures.get(first)
     return (found or {}).get(rest) if rest else found
@@ -293,7 +281,6 @@ def _build_probe_steps_table(steps: "Sequence[RecordedProbe]") -> Table:
 
 
 def _format_band_cell(band: Mapping[str, Any]) -> Text:
-    """Formats a mean with its interval below."""
     if band["mean"] is None:
         return Text("–")
     interval = f"{band['low']:.2f}–{band['high']:.2f}"

@@ -42,7 +42,6 @@ RUNS_LISTED = 50
 
 
 def _parse_age(text: str) -> float:
-    """The seconds of an age such as `30d`."""
     units = {"s": 1, "min": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
     match = re.fullmatch(rf"([0-9]{{1,6}})({'|'.join(units)})", text)
     if match is None:
@@ -71,7 +70,6 @@ def _build_filter(
     status: Sequence[str],
     older_than: float | None,
 ) -> RunFilter:
-    """Raises SpecError if there is no such group."""
     if group is not None:
         list_group_runs(registry, group)
     before = None if older_than is None else time.time() - older_than
@@ -111,11 +109,8 @@ def _look_at_job(registry: Registry, run: RunRecord) -> RunRecord:
 def print_run_table(
     found: Sequence[dict[str, Any]], cells: Mapping[str, Mapping[str, Any]] | None = None
 ) -> None:
-    """Prints runs, as `describe_runs` returns them, with the figures that any of them has.
-
-    Args:
-        cells: of each run of one group, the values in which it differs from others, by path.
-    """
+    """Prints runs, as `describe_runs` returns them, with the figures that any of them has; `cells`
+    are of each run of one group the values in which it differs from others, by path."""
     from rich.table import Column
 
     from rlx.cli.tables import print_table
@@ -150,7 +145,7 @@ def print_run_table(
 
 
 def format_run_figure(run: dict[str, Any], name: str) -> str:
-    """Formats a metric after training, or the one before training in parentheses."""
+    """A metric after training, or the one before training in parentheses."""
     for label, form in (("after", "{:.3f}"), ("before", "({:.3f})")):
         value = run["evaluation"].get(label, {}).get(name)
         if value is not None:
@@ -231,7 +226,6 @@ def _show_unfinished_run(
 
 
 def _draw_pictures(ref: str, url: str) -> int:
-    """Draws the plots of a run; returns 1 if it has nothing to draw yet."""
     from rlx.api import open_run
 
     run = open_run(ref, registry=url)

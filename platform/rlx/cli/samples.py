@@ -97,7 +97,6 @@ def samples(
 def _write_rollout_rows(
     run: RunRecord, step: int, body: BodyRecord, rows: Sequence[int], file: Path
 ) -> None:
-    """Writes rows of a step as JSON Lines, in order."""
     from rlx.home import format_path
     from rlx.record import read_step
 
@@ -125,12 +124,8 @@ def _show_credit_rows(
     numbers: Sequence[int],
     as_json: bool,
 ) -> None:
-    """Prints the per-token credit of rows of a step, as `rlx plan` does.
-
-    Args:
-        there: the rows that may be shown.
-        numbers: those that are asked for; none selects examples, and all with `as_json`.
-    """
+    """Prints the per-token credit of rows of a step, as `rlx plan` does: of those with the
+    `numbers`, which must be `there`; without numbers of examples, or as JSON of all."""
     from rlx.cli.console import open_console
     from rlx.plan import convert_to_json, select_example_rows, show_rows
 

@@ -128,7 +128,6 @@ class ShownExperiment(NamedTuple):
 
 
 def show_values(shown: ShownExperiment, *, as_json: bool) -> None:
-    """Prints every value of an experiment with its origin."""
     if as_json:
         return print_json(shown._asdict())
     order = {key: place for place, key in enumerate(ExperimentSpec.model_fields)}
@@ -149,7 +148,6 @@ def show_values(shown: ShownExperiment, *, as_json: bool) -> None:
 
 
 def _collect_values(read: LoadedSpec, plugins: ExperimentPlugins) -> ShownExperiment:
-    """The values of a file with the options that its plugins have here."""
     tree, profile = read.spec.dump_resolved(), read.spec.credit.profile
     records = [asdict(origin) for origin in plugins.provenance]
     values = dict(list_leaf_values(fill_plugin_options(tree, records)))
@@ -163,7 +161,7 @@ def _collect_values(read: LoadedSpec, plugins: ExperimentPlugins) -> ShownExperi
 
 
 def collect_run_values(run: RunRecord) -> ShownExperiment:
-    """Returns the experiment of a run as it was recorded."""
+    """The experiment of a run as it was recorded."""
     values, recorded = dict(list_leaf_values(run.settings)), run.origins or {}
     lacking = "plugin default" if recorded else "not recorded"
     origins = {path: recorded.get(path, lacking) for path in values}

@@ -38,7 +38,6 @@ def add_options(*options: Callable[[Command], Command]) -> Callable[[Command], C
 def overrides_option(
     metavar: str = "PATH=VALUE", help: str = "Override a value; can be repeated."
 ) -> Callable[[Command], Command]:
-    """The option `--set`."""
     return click.option("--set", "overrides", multiple=True, metavar=metavar, help=help)
 
 

@@ -68,11 +68,9 @@ def find_player(record: RunRecord, tree: TreeRecord) -> int | None:
 
 
 def list_messages_between(tree: TreeRecord, parent: int, segment: int) -> list[dict[str, Any]]:
-    """The messages after `parent` up to `segment`: turns, observations and follow-up prompts.
-
-    What the model read is shown as it read it, with what the chat template adds. A turn that
-    continues the message of the one before has no prompt of its own.
-    """
+    """The messages after `parent` up to `segment`: turns, observations and follow-up prompts, as
+    the model read them, with what the chat template adds. A turn that continues the message of the
+    one before has no prompt of its own."""
     path = list_path_segments(tree, segment)
     after = path.index(parent) + 1 if parent in path else 1
     return [

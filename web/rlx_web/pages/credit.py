@@ -42,15 +42,8 @@ CONTEXT = 40
 def build_credit_page(
     registry: Registry, ref: str, step: int, row: int, tokens: tuple[int, int] | None
 ) -> dict[str, Any]:
-    """The data of one row of a step, token by token.
-
-    Args:
-        tokens: half-open range of positions in the row's whole sequence; by default it begins
-            shortly before the row's own tokens.
-
-    Raises:
-        NotFoundError: there is no such row, or its rollout file cannot be read.
-    """
+    """The data of one row of a step, token by token: of a half-open range of positions in the row's
+    whole sequence, which by default begins shortly before the row's own tokens."""
     record = registry.run(ref)
     tree = _find_row_tree(registry, record, step, row)
     index = {i.row: i for i in registry.results.rollout_index(record.id, step, [tree])}
@@ -176,7 +169,6 @@ def _build_comparison_group(own: RolloutIndex, mates: Sequence[RolloutIndex]) ->
 
 
 def _list_row_turns(body: TreeRecord, kept: RowRecord) -> list[dict[str, Any]]:
-    """The row's own turns, each with its rewards."""
     path = list_path_segments(body, kept["segment"])
     after = path.index(kept["parent"]) + 1 if kept["parent"] in path else 0
     return [

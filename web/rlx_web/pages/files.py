@@ -48,10 +48,8 @@ def list_run_files(registry: Registry, record: RunRecord) -> list[dict[str, Any]
 
 
 def build_log_page(registry: Registry, ref: str, after: int | None = None) -> dict[str, Any]:
-    """The end of a run's log, or what follows the byte `after`.
-
-    While a run goes on, a last line without an end is left out until it has one.
-    """
+    """The end of a run's log, or what follows the byte `after`; while a run goes on, without a last
+    line that has no end yet."""
     record = registry.run(ref)
     data: dict[str, Any] = {
         "run": {"id": record.id, "name": record.name, "seed": record.seed}

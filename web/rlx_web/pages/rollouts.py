@@ -30,11 +30,7 @@ SCREEN = 4
 def build_rollouts_page(
     registry: Registry, ref: str, step: int, query: RolloutQuery, page: int
 ) -> dict[str, Any]:
-    """One page, counted from 1, of the trees of a step that match a query.
-
-    Raises:
-        NotFoundError: the step has no recorded rollouts.
-    """
+    """One page, counted from 1, of the trees of a step that match a query."""
     record = registry.run(ref)
     steps = registry.results.rollout_steps(record.id)
     if step not in steps:
@@ -74,9 +70,7 @@ def build_rollouts_page(
 
 def find_reward_range(rows: Iterable[Mapping[str, Any]]) -> tuple[float, float]:
     """The most negative and the most positive weighted rewards of rows and those below; 0 inside.
-
-    The bars of all rows have this range, so that the length of each part is its reward.
-    """
+    The bars of all rows have this range, so that the length of each part is its reward."""
     low = high = 0.0
     for row in rows:
         parts = [e["part"] for e in row["entries"] if e["counts"] and e["part"] is not None]
@@ -89,7 +83,6 @@ def find_reward_range(rows: Iterable[Mapping[str, Any]]) -> tuple[float, float]:
 
 
 def nearest_step(registry: Registry, ref: str, step: int) -> int:
-    """The recorded step nearest to `step`."""
     record = registry.run(ref)
     steps = registry.results.rollout_steps(record.id)
     if not steps:

@@ -34,7 +34,6 @@ must serve first; None if there is none."""
 def build_run_page(
     registry: Registry, ref: str, find_link: Callable[[Sequence[RunRecord]], Any]
 ) -> dict[str, Any]:
-    """The data of a run's page: status, charts, evaluations, events, spec, commands."""
     record = registry.run(ref)
     evaluations = registry.results.evaluations(record.id, with_payload=False)
     events = registry.results.events(record.id, limit=EVENTS)
@@ -174,7 +173,6 @@ def _compute_remaining_seconds(registry: Registry, record: RunRecord) -> float |
 
 
 def _build_run_commands(record: RunRecord) -> dict[str, str]:
-    """Shell commands for this run."""
     resolved = Path(record.directory or ".") / "spec.json"
     return {
         "reproduce": f"rlx submit {shlex.quote(str(resolved))} --again",

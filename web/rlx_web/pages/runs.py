@@ -24,14 +24,10 @@ STRIP = tuple(name for name in RunRow.__dataclass_fields__ if name != "directory
 
 
 def build_run_list_page(registry: Registry, text: str, page: int) -> dict[str, Any]:
-    """One page of experiments, newest first, each with its runs.
-
-    Args:
-        text: filter: every word occurs in a run's id, name, digest, status, machine or groups, or
-            is `status:running`, `group:seeds`, or a value of its experiment, defaults of plugins
-            included, such as `seed:3` or `normalize:center`.
-        page: from 1.
-    """
+    """One page of experiments, newest first, each with its runs. Every word of the filter `text`
+    occurs in a run's id, name, digest, status, machine or groups, or is `status:running`,
+    `group:seeds`, or a value of its experiment, defaults of plugins included, such as `seed:3` or
+    `normalize:center`."""
     joined: dict[str, list[str]] = defaultdict(list)
     for name, members in registry.groups().items():
         for member in members:
@@ -91,7 +87,6 @@ def _has_setting(run: RunRecord, groups: Sequence[str], word: str) -> bool:
 
 
 def live_runs(registry: Registry) -> dict[str, Any]:
-    """Updates for an open list of runs."""
     alive = registry.queries.run_rows(LIVING)
     values = registry.queries.last_values([row.id for row in alive], list(HELD_OUT.values()))
     return {

@@ -48,12 +48,9 @@ CHARTS = (
 
 
 def build_metric_sections(names: Iterable[str]) -> list[dict[str, Any]]:
-    """Assigns every metric to the first chart whose pattern it matches, the rest by prefix.
-
-    Returns:
-        Sections with `title` and `charts`; each chart has its `title`, and `curves`: pairs of a
-        metric's name and its label.
-    """
+    """Assigns every metric to the first chart whose pattern it matches, the rest by prefix:
+    sections with `title` and `charts`; each chart has its `title`, and `curves`, a metric's name
+    and its label each."""
     sections: dict[str, list[dict[str, Any]]] = {}
     for section, title, curves in _assign_metrics(names):
         chart = {"title": title, "curves": curves}
