@@ -76,7 +76,12 @@ def _draw_reliability_columns(
     )
     for column, (title, (calibration, colour)) in enumerate(columns.items()):
         _draw_reliability(axes[0][column], calibration, colour, title)
-        _draw_shares(axes[1][column], calibration, colour)
+        lower = axes[1][column]
+        style_axes(lower)
+        for b in calibration["bins"]:
+            draw_bin_bar(lower, (b["low"], b["high"]), b["n"] / calibration["n"], b["n"], colour)
+        lower.margins(y=0.22)
+        lower.set_xlabel("stated confidence", color=INK)
     axes[0][0].set_ylabel("accuracy", color=INK)
     axes[1][0].set_ylabel("share", color=INK)
     return save_figure(drawn, path)
@@ -141,14 +146,6 @@ def _draw_reliability(axes: Any, calibration: Figures, colour: str, title: str) 
     note.set(fontsize=8.5, in_layout=False)
     counts = f"{calibration['n']} answers, {calibration['unparsable']} unreadable"
     axes.set_title(counts, loc="right", color=FAINT, fontsize=8.5, pad=40)
-
-
-def _draw_shares(axes: Any, calibration: Figures, colour: str) -> None:
-    style_axes(axes)
-    for b in calibration["bins"]:
-        draw_bin_bar(axes, (b["low"], b["high"]), b["n"] / calibration["n"], b["n"], colour)
-    axes.margins(y=0.22)
-    axes.set_xlabel("stated confidence", color=INK)
 
 
 def _draw_training_curve(axes: Any, name: str, curve: Curve) -> None:

@@ -2,6 +2,7 @@
 
 import math
 import warnings
+from collections import defaultdict
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Self
@@ -267,7 +268,12 @@ def compare_by_problem(
     found = {}
     for figure in FIGURES:
         if all(figure in evaluation.values for side in sides for evaluation in side):
-            answers = [_group_values_by_problem(side, figure) for side in sides]
+            answers: list[dict[str, list[float]]] = [defaultdict(list), defaultdict(list)]
+            for side, own in zip(sides, answers, strict=True):
+                for evaluation in side:
+                    values = evaluation.values[figure]
+                    for id_, value in zip(evaluation.problems, values, strict=True):
+                        own[id_].append(value)
             ours, theirs = (np.array([np.mean(own[id_]) for id_ in shared]) for own in answers)
             counts = [np.array([len(own[id_]) for id_ in shared]) for own in answers]
             # Each problem's share of both sides' answers, as whole numbers.
@@ -287,13 +293,3 @@ def compare_by_problem(
                 len(shared), seeds, mean, low, high, compute_permutation_p_value(gaps)
             )
     return found
-
-
-def _group_values_by_problem(
-    side: Sequence[EvaluationAnswers], figure: str
-) -> dict[str, list[float]]:
-    answers: dict[str, list[float]] = {}
-    for evaluation in side:
-        for id_, value in zip(evaluation.problems, evaluation.values[figure], strict=True):
-            answers.setdefault(id_, []).append(value)
-    return answers

@@ -65,9 +65,9 @@ def draw_verbal_against_sampled(probes: Sequence[RecordedProbe], path: Path) -> 
         _draw_verbal_points(axes[0][column], probe)
         lower = axes[1][column]
         style_axes(lower)
-        for one in compute_verbal_bins(probe.verbal):
-            count = one.mc_p_correct.n
-            draw_bin_bar(lower, (one.low, one.high), count, count, FAINT)
+        for place, (_, found_mean) in compute_verbal_bins(probe.verbal).items():
+            edges = (place / 10, (place + 1) / 10)
+            draw_bin_bar(lower, edges, found_mean.n, found_mean.n, FAINT)
         lower.margins(y=0.25)
         lower.set_xlabel("verbal_conf", color=INK)
         if (found := compute_agreement(probe.verbal)) is not None:
@@ -164,12 +164,12 @@ def _draw_verbal_points(axis: Any, probe: RecordedProbe) -> None:
         x, y = [row["verbal_conf"] for row in rows], [row["mc_p_correct"] for row in rows]
         named = f"{len(rows)} {label}"
         axis.scatter(x, y, s=26, marker=mark, color=colour, alpha=0.55, linewidth=1.1, label=named)
-    bins = compute_verbal_bins(probe.verbal)
-    x, y = [b.verbal_conf for b in bins], [b.mc_p_correct.mean for b in bins]
-    low = [0.0 if m.low is None else m.mean - m.low for m in (b.mc_p_correct for b in bins)]
-    high = [0.0 if m.high is None else m.high - m.mean for m in (b.mc_p_correct for b in bins)]
+    bins = compute_verbal_bins(probe.verbal).values()
+    x, means = [stated for stated, _ in bins], [mean for _, mean in bins]
+    low = [0.0 if m.low is None else m.mean - m.low for m in means]
+    high = [0.0 if m.high is None else m.high - m.mean for m in means]
     axis.errorbar(
-        x, y, yerr=(low, high), color=INK, linewidth=1.4, elinewidth=1, capsize=3, marker="s",
+        x, [m.mean for m in means], yerr=(low, high), color=INK, linewidth=1.4, elinewidth=1, capsize=3, marker="s",
         markersize=4, label="mean of a bin, 95 %", zorder=4,
     )  # fmt: skip
     axis.set_title(f"step {probe.step}", loc="left", color=INK, fontsize=11, fontweight="bold")

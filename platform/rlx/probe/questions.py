@@ -91,11 +91,15 @@ def cut_points(reasoning: Reasoning, cut: Cut) -> tuple[CutPoint, ...]:
         places = [end for end in sentence_ends(reasoning) if 0 < end < count]
         if (most := cut.most) < len(places):  # evenly spaced ones
             places = [places[(2 * i + 1) * len(places) // (2 * most)] for i in range(most)]
-    inside = (_complete_last_character(reasoning.ends, kept) for kept in places)
-    kept = sorted({0, count, *(tokens for tokens in inside if 0 < tokens < count)})
+    held = (0, *reasoning.ends)
+    points = {0, count}
+    for kept in places:
+        while 0 < kept < count and held[kept] == held[kept - 1]:
+            kept += 1  # to the end of a character that spans several tokens
+        points |= {kept} if 0 < kept < count else set()
     return tuple(
         CutPoint(tokens=tokens, share=tokens / max(count, 1), number=number)
-        for number, tokens in enumerate(kept)
+        for number, tokens in enumerate(sorted(points))
     )
 
 
@@ -108,13 +112,6 @@ def sentence_ends(reasoning: Reasoning) -> list[int]:
         within = held[bisect_right(held, match.end()) - 1]
         borders.add(bisect_left(held, within if within >= match.end(1) else match.end(1)))
     return sorted(borders)
-
-
-def _complete_last_character(ends: Sequence[int], kept: int) -> int:
-    """Extends `kept` tokens to the end of a character that spans several tokens."""
-    while 0 < kept < len(ends) and ends[kept - 1] == (ends[kept - 2] if kept > 1 else 0):
-        kept += 1
-    return kept
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

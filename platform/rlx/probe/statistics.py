@@ -10,6 +10,7 @@ import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -97,8 +98,8 @@ def compute_scheme_figures(probed: ProbeResult, scheme: Scheme, seed: int) -> di
         "samples": sum(p.n for points in curves for p in points),
         "accuracy": float(np.mean(known)),
         "without_reasoning": float(np.mean([a.reasoning is None for a in probed.answered])),
-        "p_correct": _compute_curve_bands(curves, lambda p: p.mc_p_correct, draws),
-        "same": _compute_curve_bands(compared, lambda p: p.same, draws),
+        "p_correct": _compute_curve_bands(curves, attrgetter("mc_p_correct"), draws),
+        "same": _compute_curve_bands(compared, attrgetter("same"), draws),
         "aoc": _compute_mean_band(np.array(areas), draws),
         "wrapped": float(np.mean([s.wrapped for s in samples])),
     }
@@ -165,47 +166,28 @@ class Agreement:
     rank: float | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class VerbalBin:
-    """A bin of answers with similar stated confidence: its edges, and means over the answers."""
-
-    low: float
-    high: float
-    verbal_conf: float
-    mc_p_correct: SeedMean
-
-
 def compute_agreement(rows: Sequence[Figures]) -> Agreement | None:
     if not rows:
         return None
     from scipy.stats import spearmanr
 
-    stated, sampled = _split_confidence_columns(rows)
+    pairs = np.array([(row["verbal_conf"], row["mc_p_correct"]) for row in rows], dtype=np.float64)
+    stated, sampled = pairs.T
     varied = len(set(stated)) > 1 and len(set(sampled)) > 1
     rank = float(spearmanr(stated, sampled).statistic) if varied else None
     return Agreement(len(rows), float(np.abs(stated - sampled).mean()), rank)
 
 
-def compute_verbal_bins(rows: Sequence[Figures], bins: int = 10) -> list[VerbalBin]:
-    """Non-empty bins of equal width over `verbal_conf`; a confidence of 1 is in the last bin."""
-    if not rows:
-        return []
-    stated, sampled = _split_confidence_columns(rows)
-    places = np.minimum((stated * bins).astype(int), bins - 1)
-    return [
-        VerbalBin(
-            low=place / bins,
-            high=(place + 1) / bins,
-            verbal_conf=float(stated[places == place].mean()),
-            mc_p_correct=compute_seed_mean(sampled[places == place].tolist(), (0.0, 1.0)),
-        )
-        for place in sorted(set(places.tolist()))
-    ]
-
-
-def _split_confidence_columns(rows: Sequence[Figures]) -> tuple[Floats, Floats]:
-    pairs = np.array([(row["verbal_conf"], row["mc_p_correct"]) for row in rows], dtype=np.float64)
-    return pairs[:, 0], pairs[:, 1]
+def compute_verbal_bins(rows: Sequence[Figures]) -> dict[int, tuple[float, SeedMean]]:
+    """The means of `verbal_conf` and `mc_p_correct` in each non-empty tenth of `verbal_conf`, by its
+    number; a confidence of 1 is in the last one."""
+    pairs = np.array([(row["verbal_conf"], row["mc_p_correct"]) for row in rows]).reshape(-1, 2)
+    tenths = np.minimum((pairs[:, 0] * 10).astype(int), 9)
+    own = {place: pairs[tenths == place] for place in sorted(set(tenths.tolist()))}
+    return {
+        place: (float(p[:, 0].mean()), compute_seed_mean(p[:, 1].tolist(), (0.0, 1.0)))
+        for place, p in own.items()
+    }
 
 
 @dataclass(frozen=True, slots=True)

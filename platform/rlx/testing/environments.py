@@ -2,6 +2,7 @@
 
 import pickle
 from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from typing import Any
 from unittest import SkipTest
@@ -123,9 +124,7 @@ def _build_episode_cases(
     if isinstance(subject, Environment):
         cases = [replace(case, environment=subject) for case in cases]
     plugin = build_first_plugin(subject)
-    if problems is None:
-        problems = () if cases else ({},)
-    for number, problem in enumerate(problems):
+    for number, problem in enumerate(problems or (() if cases else ({},))):
         episode = Episode(name=f"problem {number}", problem=problem, turns=_ORDINARY, kinds=())
         cases.append(_EpisodeCase(plugin, episode))
     return cases
@@ -140,29 +139,20 @@ class _WatchedEnvironment:
         self.release = environment.release
 
     def reset(self, problem: Mapping[str, Any], seed: int) -> Any:
-        before = _copy_by_pickle(problem)
+        before = deepcopy(problem)
         state = self.environment.reset(problem, seed)
         assert problem == before, "it changed the problem that it received"
         return state
 
     def step(self, state: Any, action: Action) -> Step:
-        first, second = _copy_by_pickle(state), _copy_by_pickle(state)
+        first, second = (pickle.loads(pickle.dumps(state)) for _ in range(2))
         step = self.environment.step(state, action)
         comparable = first == second
         assert not comparable or state == first, "it changed the state that it received"
         again = self.environment.step(state, action)
-        assert _drop_state(step) == _drop_state(again), (
-            "it answers the same state differently the second time"
-        )
+        same = replace(step, state=None) == replace(again, state=None)
+        assert same, "it answers the same state differently the second time"
         return step
-
-
-def _copy_by_pickle(value: Any) -> Any:
-    return pickle.loads(pickle.dumps(value))
-
-
-def _drop_state(step: Step) -> Step:
-    return replace(step, state=None)
 
 
 # Checks -------------------------------------------------------------------------------------------
@@ -209,8 +199,8 @@ def _check_environment_determinism(_: Subject, cases: list[_EpisodeCase]) -> Non
             third = [case.play_on(host) for case in group[::-1]][::-1]
         for name, others in (("the second time", second), ("in another process", third)):
             for case, steps, other in zip(group, first, others, strict=True):
-                same = [_drop_state(s) for s in steps] == [_drop_state(s) for s in other]
-                assert same, f"{case}: different steps {name}"
+                one, two = ([replace(s, state=None) for s in run] for run in (steps, other))
+                assert one == two, f"{case}: different steps {name}"
 
 
 @_promise(
@@ -254,9 +244,8 @@ def _check_hostile_actions(_subject: Subject, cases: list[_EpisodeCase]) -> None
             action = case.action(2, case.episode.turns[0])
             afterwards = host.step([(state, action) for state in going])
             for step in afterwards:
-                assert not isinstance(step, HostFault), (
-                    f"the turn after hostile text: {step.reason}"
-                )
+                why = step.reason if isinstance(step, HostFault) else ""
+                assert not why, f"the turn after hostile text: {why}"
             host.release([state, *(s.state for s in afterwards if isinstance(s, Step))])
 
 

@@ -99,8 +99,8 @@ def open_worker(*, fresh: bool = False) -> Iterator[RewardPool]:
 
 @atexit.register
 def _end_kept() -> None:
-    while _kept:
-        _kept.popitem()[1].close()
+    for path in list(_kept):
+        _kept.pop(path).close()
 
 
 @dataclass(frozen=True, slots=True)

@@ -97,7 +97,7 @@ def _build_reward_cases(
     pairs: list[tuple[Any, tuple[Sample, ...]]] = [
         (
             subject if isinstance(subject, Plugin) else build_subject_plugin(subject, e.options),
-            _build_sample_tuple(e.sample),
+            (e.sample,) if isinstance(e.sample, Sample) else e.sample,
         )
         for e in examples
     ]
@@ -119,10 +119,6 @@ def _build_reward_cases(
 
 def _list_examples(subject: Subject) -> tuple[Example, ...]:
     return tuple(getattr(subject, "examples", ()))
-
-
-def _build_sample_tuple(sample: Sample | tuple[Sample, ...]) -> tuple[Sample, ...]:
-    return (sample,) if isinstance(sample, Sample) else sample
 
 
 def _run_cases(cases: Sequence[_RewardCase], *, fresh: bool = False) -> list[JobOutcome]:
@@ -162,7 +158,10 @@ def _check_reward_examples(subject: Subject, _: list[_RewardCase]) -> None:
     names = [e.name for e in examples]
     assert len(set(names)) == len(names), f"two examples have one name: {sorted(names)}"
     cases = [
-        _RewardCase(build_subject_plugin(subject, e.options), _build_sample_tuple(e.sample))
+        _RewardCase(
+            build_subject_plugin(subject, e.options),
+            (e.sample,) if isinstance(e.sample, Sample) else e.sample,
+        )
         for e in examples
     ]
     found = _get_verdicts(cases, [f"'{name}'" for name in names])

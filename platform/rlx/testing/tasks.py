@@ -71,12 +71,12 @@ def _list_demonstrations(task: Any, places: Sequence[_Place]) -> list[tuple[str,
 def _list_lessons(task: Any, places: Sequence[_Place]) -> list[tuple[dict[str, Any], str]]:
     """The lessons at these places, ignoring the split, with their first turns."""
     opened = []
-    for place in places:
-        lesson = task.lesson(place[1], place[2])
-        turn = task.act(lesson, (), (), place[2])
+    for _, index, seed in places:
+        lesson = task.lesson(index, seed)
+        turn = task.act(lesson, (), (), seed)
         if not isinstance(turn, str) or not turn:
-            raise TypeError(f"lesson {place[1]} of seed {place[2]} opens with {turn!r}, not text")
-        opened.append((_convert_problem(lesson, place), turn))
+            raise TypeError(f"lesson {index} of seed {seed} opens with {turn!r}, not text")
+        opened.append((_convert_problem(lesson, ("train", index, seed)), turn))
     return opened
 
 
