@@ -169,8 +169,8 @@ def _draw_verbal_points(axis: Any, probe: RecordedProbe) -> None:
     low = [0.0 if m.low is None else m.mean - m.low for m in means]
     high = [0.0 if m.high is None else m.high - m.mean for m in means]
     axis.errorbar(
-        x, [m.mean for m in means], yerr=(low, high), color=INK, linewidth=1.4, elinewidth=1, capsize=3, marker="s",
-        markersize=4, label="mean of a bin, 95 %", zorder=4,
+        x, [m.mean for m in means], yerr=(low, high), color=INK, linewidth=1.4, elinewidth=1,
+        capsize=3, marker="s", markersize=4, label="mean of a bin, 95 %", zorder=4,
     )  # fmt: skip
     axis.set_title(f"step {probe.step}", loc="left", color=INK, fontsize=11, fontweight="bold")
     axis.legend(loc="upper left", fontsize=7.5, labelcolor=INK, framealpha=0.85)

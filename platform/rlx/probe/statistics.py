@@ -179,8 +179,8 @@ def compute_agreement(rows: Sequence[Figures]) -> Agreement | None:
 
 
 def compute_verbal_bins(rows: Sequence[Figures]) -> dict[int, tuple[float, SeedMean]]:
-    """The means of `verbal_conf` and `mc_p_correct` in each non-empty tenth of `verbal_conf`, by its
-    number; a confidence of 1 is in the last one."""
+    """The means of `verbal_conf` and `mc_p_correct` in each non-empty tenth of `verbal_conf`, by
+    its number; a confidence of 1 is in the last one."""
     pairs = np.array([(row["verbal_conf"], row["mc_p_correct"]) for row in rows]).reshape(-1, 2)
     tenths = np.minimum((pairs[:, 0] * 10).astype(int), 9)
     own = {place: pairs[tenths == place] for place in sorted(set(tenths.tolist()))}

@@ -263,7 +263,7 @@ def compare_recipes(registry: Registry, names: Sequence[str]) -> Comparison:
     rows, absent = list[ComparisonRow](), dict[str, tuple[str | None, ...]]()
     for suite in suites:
         first, *others = recipes
-        pairs = [_compare_by_problem(recipe, first, suite, unlike) for recipe in others]
+        pairs = [_compare_by_problem(recipe, first, suite) for recipe in others]
         rows += _build_comparison_rows(recipes, suite, [{}, *(found for found, _ in pairs)])
         if others:
             absent[suite] = (None, *(why for _, why in pairs))
@@ -355,19 +355,14 @@ def _build_comparison_rows(
 
 
 def _compare_by_problem(
-    recipe: ComparedRecipe, first: ComparedRecipe, suite: str, unlike: Iterable[Exclusion]
+    recipe: ComparedRecipe, first: ComparedRecipe, suite: str
 ) -> tuple[dict[str, ProblemDifference], str | None]:
     """Compares a recipe with the first on the problems of a suite; or says why that cannot be."""
     sides = [side.answers.get(suite, {}) for side in (recipe, first)]
-    if all(sides) and (found := compare_by_problem(*sides)) is not None:
-        return found, None
-    if all(any(s == suite for s, _ in side.values) for side in (recipe, first)):
-        different = "they were evaluated on different problems"
-        return {}, different if all(sides) else "single answers are not recorded"
-    otherwise = {one.run for one in unlike if one.suite == suite}
-    if otherwise & {*first.runs.values(), *recipe.runs.values()}:
-        return {}, "their evaluations are not comparable"
-    return {}, "only one of them was evaluated on it"
+    if not all(sides):
+        return {}, "one of them has no comparable evaluation with single answers"
+    found = compare_by_problem(*sides)
+    return found or {}, "they were evaluated on different problems" if found is None else None
 
 
 Table = list[list[str]]
@@ -403,16 +398,11 @@ def build_comparison_json(found: Comparison) -> dict[str, Any]:
 
 # Tables ----------------------------------------------------------------------------------------
 def build_comparison_tables(found: Comparison) -> Iterator[tuple[str, Table]]:
-    yield (
-        "Recipes",
-        [
-            ["", "experiment", "spec", "seeds", "runs"],
-            *(
-                [r.label, r.name, r.digest, " ".join(map(str, r.runs)), " ".join(r.runs.values())]
-                for r in found.recipes
-            ),
-        ],
-    )
+    rows = [
+        [r.label, r.name, r.digest, " ".join(map(str, r.runs)), " ".join(r.runs.values())]
+        for r in found.recipes
+    ]
+    yield "Recipes", [["", "experiment", "spec", "seeds", "runs"], *rows]
     labels, first = found.labels, found.labels[0]
     if found.spec:
         rows = [[path, *map(_format_setting, values)] for path, values in found.spec.items()]
@@ -420,30 +410,23 @@ def build_comparison_tables(found: Comparison) -> Iterator[tuple[str, Table]]:
     minus_first = [f"{label} − {first}" for label in labels[1:]]
     for suite in dict.fromkeys(row.suite for row in found.rows):
         own = [row for row in found.rows if row.suite == suite]
-        cells = [
-            [
-                row.metric,
-                *("–" if m is None else f"{m.mean:.3f}{_format_interval(m)}" for m in row.means),
-                *map(_format_difference, row.differences[1:], row.p_holm[1:]),
-            ]
-            for row in own
-        ]
+        table = [["", *labels, *minus_first]]
+        for row in own:
+            means = ["–" if m is None else f"{m.mean:.3f}{_format_interval(m)}" for m in row.means]
+            gaps = map(_format_difference, row.differences[1:], row.p_holm[1:])
+            table.append([row.metric, *means, *gaps])
         title = f"After training: {escape_unprintable(suite)}"
-        yield title, [["", *labels, *minus_first], *cells]
+        yield title, table
         paired = sorted(
             (row for row in own if any(row.by_problem)), key=lambda row: FIGURES.index(row.metric)
         )
         if paired:
             counts = [str(gap.problems) if gap else "–" for gap in paired[0].by_problem[1:]]
-            cells = [
-                [
-                    row.metric,
-                    *map(_format_difference, row.by_problem[1:], row.by_problem_p_holm[1:]),
-                ]
-                for row in paired
-            ]
-            heads = [["", *minus_first], ["problems", *counts]]
-            yield f"{title}, problem by problem", [*heads, *cells]
+            table = [["", *minus_first], ["problems", *counts]]
+            for row in paired:
+                gaps = map(_format_difference, row.by_problem[1:], row.by_problem_p_holm[1:])
+                table.append([row.metric, *gaps])
+            yield f"{title}, problem by problem", table
 
 
 def format_comparison_markdown(found: Comparison) -> str:

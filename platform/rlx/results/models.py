@@ -35,7 +35,6 @@ from rlx.serving import ServedModel
 from rlx.spec import (
     CriticSpec,
     ExperimentSpec,
-    ModelSpec,
     OptimizerSpec,
     PretrainedModelSpec,
     RunnerSpec,
@@ -91,7 +90,18 @@ def open_target(
         step: step of one of the run's checkpoints, or `latest`; None for the exported model.
     """
     if experiment is not None:
-        yield _find_model(name, experiment)
+        local = expand_path(name)
+        if not local.is_dir() and RUN_LIKE.fullmatch(name):
+            raise SpecError(
+                f"there is no folder {escape_unprintable(name)}; with --spec, give a model's "
+                "folder or its name on the hub (a run has its own experiment)"
+            )
+        document, found = read_document(experiment), str(local) if local.is_dir() else name
+        try:
+            check_model_files(PretrainedModelSpec(path=found))
+        except (EnvironmentFault, SpecError) as error:
+            raise type(error)(str(error).removeprefix("model.path: ")) from error
+        yield TrainedModel(name, document, found, None)
         return
     wrong = "is a folder" if Path(name).is_dir() else "is not a run" if "/" in name else ""
     if wrong:
@@ -129,22 +139,6 @@ def open_target(
         yield TrainedModel(f"{run.id}@{at}", document, str(model), run, at)
 
 
-def _find_model(name: str, file: Path) -> TrainedModel:
-    folder = expand_path(name)
-    if not folder.is_dir() and RUN_LIKE.fullmatch(name):
-        raise SpecError(
-            f"there is no folder {escape_unprintable(name)}; with --spec, give a model's folder "
-            "or its name on the hub (a run has its own experiment)"
-        )
-    document = read_document(file)
-    model = str(folder) if folder.is_dir() else name
-    try:
-        check_model_files(PretrainedModelSpec(path=model))
-    except (EnvironmentFault, SpecError) as error:
-        raise type(error)(str(error).removeprefix("model.path: ")) from error
-    return TrainedModel(name, document, model, None)
-
-
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
     """A model that answers in this process, and the workers that score it."""
@@ -164,8 +158,17 @@ def load_model(spec: ExperimentSpec, model: str | None = None) -> Iterator[Loade
         model: folder in the Hugging Face layout, or name on the hub; None loads the pretrained
             model of `spec`, without a warm start.
     """
-    runner = spec.runner
-    source = _choose_source(spec.model, model)
+    runner, own = spec.runner, spec.model
+    if model is not None:
+        chat = isinstance(own, PretrainedModelSpec) and own.chat_template
+        source = PretrainedModelSpec(path=model, chat_template=chat)
+    elif isinstance(own, PretrainedModelSpec):
+        source = own.model_copy(update={"warm_start": None, "lora": None})
+    else:
+        raise SpecError(
+            f"model.kind is {own.kind!r}: it has no weights before its warm start; only a "
+            "pretrained model can answer now"
+        )
     dtype = torch.float32 if model is not None else getattr(torch, runner.dtype)
     with (
         RewardPool(workers=runner.reward_workers, memory_mb=runner.reward_memory_mb) as pool,
@@ -194,18 +197,6 @@ def _choose_device(runner: RunnerSpec) -> torch.device:
             "cause, or use the CPU with `--set runner.device=cpu`"
         )
     return torch.device("cuda" if has_gpu and runner.device != "cpu" else "cpu")
-
-
-def _choose_source(own: ModelSpec, model: str | None) -> PretrainedModelSpec:
-    if model is not None:
-        chat = isinstance(own, PretrainedModelSpec) and own.chat_template
-        return PretrainedModelSpec(path=model, chat_template=chat)
-    if isinstance(own, PretrainedModelSpec):
-        return own.model_copy(update={"warm_start": None, "lora": None})
-    raise SpecError(
-        f"model.kind is {own.kind!r}: it has no weights before its warm start; only a pretrained "
-        "model can answer now"
-    )
 
 
 FORWARD_STREAMS = ("reference_logprobs", "collision_probs", "values")

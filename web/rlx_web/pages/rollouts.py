@@ -44,7 +44,13 @@ def build_rollouts_page(
     pages = max(1, math.ceil(len(wanted) / SCREEN))
     page = min(page, pages)
     largest = registry.queries.largest_advantages(record.id, step)
-    trees = _build_step_trees(registry, record, step, wanted[(page - 1) * SCREEN : page * SCREEN])
+    shown = wanted[(page - 1) * SCREEN : page * SCREEN]
+    index = registry.results.rollout_index(record.id, step, shown)
+    bodies, missing = load_tree_records(registry, record, step, shown) if shown else ({}, None)
+    trees = [
+        _build_rollout_tree(record, tree, [r for r in index if r.tree == tree], bodies)
+        for tree in shown
+    ]
     with_problem = (
         registry.queries.problem_steps(record.id, query.problem) if query.problem else None
     )
@@ -60,11 +66,11 @@ def build_rollouts_page(
         "matching": len(wanted),
         "largest": largest,
         "problem_steps": with_problem,
-        "reward_range": find_reward_range(row for tree in trees["trees"] for row in tree["rows"]),
+        "reward_range": find_reward_range(row for tree in trees for row in tree["rows"]),
         "statistics": registry.results.rollout_body(record.id, step).statistics,
         "turns": sorted(largest),
-        **trees,
-        "missing": trees["missing"] or unread,
+        "trees": trees,
+        "missing": missing or unread,
     }
 
 
@@ -90,25 +96,20 @@ def nearest_step(registry: Registry, ref: str, step: int) -> int:
     return min(steps, key=lambda s: (abs(s - step), s))
 
 
-def _build_step_trees(
-    registry: Registry, record: RunRecord, step: int, trees: Sequence[int]
-) -> dict[str, Any]:
-    rows = registry.results.rollout_index(record.id, step, trees)
-    bodies, missing = load_tree_records(registry, record, step, trees) if trees else ({}, None)
-    found = {
-        tree: _build_rollout_tree(record, tree, [r for r in rows if r.tree == tree], bodies)
-        for tree in trees
-    }
-    return {"trees": list(found.values()), "missing": missing}
-
-
 def _build_rollout_tree(
     record: RunRecord, number: int, rows: Sequence[RolloutIndex], bodies: Trees
 ) -> dict[str, Any]:
     """A prompt with its rows as a tree; rows whose parent is missing become roots."""
     body = bodies.get(number)
     segments = {} if body is None else {row["row"]: row for row in body["rows"]}
-    nodes = {row.row: _build_tree_node(row, body, segments.get(row.row)) for row in rows}
+    nodes = {}
+    for row in rows:
+        messages, entries = [], []
+        if body is not None and (kept := segments.get(row.row)) is not None:
+            messages = list_messages_between(body, kept["parent"], kept["segment"])
+            entries = [e for m in messages if m["author"] == "policy" for e in m["rewards"]]
+            entries += build_reward_cells(body["segments"][kept["segment"]]["global_rewards"])
+        nodes[row.row] = asdict(row) | {"said": messages, "entries": entries, "below": []}
     top = []
     for row in rows:
         parent = row.parent_row
@@ -126,15 +127,6 @@ def _build_rollout_tree(
         "groups": _group_tree_rows(rows),
         "rows": top,
     }
-
-
-def _build_tree_node(row: RolloutIndex, body: Any, kept: Any) -> dict[str, Any]:
-    messages, entries = [], []
-    if body is not None and kept is not None:
-        messages = list_messages_between(body, kept["parent"], kept["segment"])
-        entries = [e for said in messages if said["author"] == "policy" for e in said["rewards"]]
-        entries += build_reward_cells(body["segments"][kept["segment"]]["global_rewards"])
-    return asdict(row) | {"said": messages, "entries": entries, "below": []}
 
 
 def _group_tree_rows(rows: Sequence[RolloutIndex]) -> list[dict[str, Any]]:
