@@ -98,9 +98,6 @@ def _page(path: str, template: str) -> Callable[[View], View]:
     return add_view
 
 
-# Pages -------------------------------------------------------------------------------------------
-
-
 @_page("/", "runs.html")
 def _serve_run_list(registry: Opened, q: Text = "", page: Page = 1) -> dict[str, Any]:
     return build_run_list_page(registry, q, page)
@@ -160,9 +157,6 @@ def _serve_run(request: Request, registry: Opened, ref: str) -> dict[str, Any]:
     return build_run_page(registry, ref, request.app.state.find_link)
 
 
-# What pages poll, and files ----------------------------------------------------------------------
-
-
 @router.get("/live.json", response_class=JSONResponse)
 def _serve_live_runs(registry: Opened) -> Response:
     return _build_json_response(live_runs(registry))
@@ -203,9 +197,6 @@ def _serve_nearest_step(registry: Opened, ref: str, step: Step = LARGEST_NUMBER)
     return RedirectResponse(f"/runs/{registry.run(ref).id}/rollouts/{at}", 303)
 
 
-# The one form that writes ------------------------------------------------------------------------
-
-
 async def _check_form(request: Request) -> None:
     content = b""
     try:
@@ -227,9 +218,6 @@ def _stop_run(request: Request, ref: str) -> Response:
         if lost or not registry.leave_request(record.id, "stop"):
             raise HTTPException(409, f"{record.id} is {record.effective_status}, not running")
     return RedirectResponse(f"/runs/{record.id}", 303)
-
-
-# Responses ---------------------------------------------------------------------------------------
 
 
 def _build_json_response(data: dict[str, Any], status: int = 200) -> Response:

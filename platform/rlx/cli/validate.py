@@ -49,7 +49,12 @@ def validate(
         raise SpecError("--schema is of every experiment: name no file")
     forbid_downloads()
     if schema:
-        _print_schema()
+        from rlx.spec import experiment_schema  # imported here: it parses the models' source
+
+        names: dict[str, list[str]] = {}
+        for plugin in list_installed_plugins():
+            names.setdefault(plugin.kind, []).append(plugin.name)
+        print_json(experiment_schema(names))
         return 0
     if values:
         if len(specs) != 1:
@@ -106,15 +111,6 @@ def _build_outcome_json(path: Path, outcome: Outcome) -> dict[str, Any]:
         entry |= {"exit_code": 0, "digest": plugins.compute_digest(read.spec)}
         found = plugins.warnings
     return entry | {"diagnostics": [one.to_json() for one in found]}
-
-
-def _print_schema() -> None:
-    from rlx.spec import experiment_schema  # imported here: it parses the models' source
-
-    names: dict[str, list[str]] = {}
-    for plugin in list_installed_plugins():
-        names.setdefault(plugin.kind, []).append(plugin.name)
-    print_json(experiment_schema(names))
 
 
 class ShownExperiment(NamedTuple):

@@ -88,9 +88,6 @@ def agreement_line(found: Agreement) -> str:
     )
 
 
-# Helpers -----------------------------------------------------------------------------------------
-
-
 def _draw_suite_column(axes: Sequence[Any], suite: str, steps: Sequence[RecordedProbe]) -> None:
     from matplotlib.colors import LinearSegmentedColormap
 

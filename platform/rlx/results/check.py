@@ -207,7 +207,6 @@ def _drop_unscorable_rewards(spec: ExperimentSpec) -> tuple[ExperimentSpec, list
     return spec.model_copy(update={"rewards": rewards}), [*lost.values()]
 
 
-# A step -------------------------------------------------------------------------------------------
 def check_step(
     step: int,
     stored: StoredStep,
@@ -297,7 +296,6 @@ def _compare(
     tally.add(checked, first, int((~same).sum()))
 
 
-# Scores -------------------------------------------------------------------------------------------
 Scores = dict[tuple[str, Place, str], RewardEntry]
 """By scope, place and name."""
 Difference = tuple[Place, str, Value, Value]

@@ -396,7 +396,6 @@ def build_comparison_json(found: Comparison) -> dict[str, Any]:
     }
 
 
-# Tables ----------------------------------------------------------------------------------------
 def build_comparison_tables(found: Comparison) -> Iterator[tuple[str, Table]]:
     rows = [
         [r.label, r.name, r.digest, " ".join(map(str, r.runs)), " ".join(r.runs.values())]

@@ -196,7 +196,6 @@ def _record_evaluation(found: SuiteEvaluation, run: RunRecord, url: str, report:
     return folder
 
 
-# The suite --------------------------------------------------------------------------------------
 @label_refusal("evaluated")
 def build_requested_suite(
     spec: ExperimentSpec, file: Path | None, changed: Mapping[str, Any], report: Report

@@ -54,9 +54,6 @@ def environment_checks(
     return _promise.build_checks(call)
 
 
-# Episodes -----------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True)
 class _EpisodeCase:
     environment: Environment
@@ -153,9 +150,6 @@ class _WatchedEnvironment:
         same = replace(step, state=None) == replace(again, state=None)
         assert same, "it answers the same state differently the second time"
         return step
-
-
-# Checks -------------------------------------------------------------------------------------------
 
 
 @_promise(

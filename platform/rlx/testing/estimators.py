@@ -110,9 +110,6 @@ def _fill_token_rewards(inputs: CreditInputs) -> CreditInputs:
     return replace(inputs, token_rewards=placed.token_rewards)
 
 
-# Checks ------------------------------------------------------------------------------------------
-
-
 def check_estimator(estimator: Any) -> None:
     """Raises AssertionError, naming the broken promise, unless an `Estimator` plugin, as class or
     instance, keeps them all; or a function of `CreditInputs` alone that returns `[B, T]`
@@ -312,9 +309,6 @@ def _check_placement_linearity(place: Function, inputs: CreditInputs) -> None:
     )
     two, one = (_compute_tokens(place, x) for x in (doubled, inputs))
     _assert_same_values(2 * one, two, "is not linear in the rewards")
-
-
-# Changed inputs ----------------------------------------------------------------------------------
 
 
 def _get_input_tensors(inputs: CreditInputs) -> dict[str, Tensor]:

@@ -42,7 +42,6 @@ def mask_checks() -> tuple[PromiseCheck, ...]:
     return _promise.build_checks(call)
 
 
-# Examples ----------------------------------------------------------------------------------------
 def example_batch(seed: int = 0) -> TokenBatch:
     """Random rows of unequal lengths: answers, some without their spans or truncated; confidences
     below some of them; and trajectories with observations between their turns."""
@@ -90,9 +89,6 @@ def _sample_policy_turn(rng: random.Random, parent: int, number: int, kind: str)
         spans=spans,
         hull=(min(outer)[0], max(last for _, last in outer)) if outer else None,
     )
-
-
-# Checks of masks ---------------------------------------------------------------------------------
 
 
 @_promise("returns bool of the batch's shape", "return bool `[B, T]`")

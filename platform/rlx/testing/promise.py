@@ -74,7 +74,6 @@ def first_import(module: str, name: str) -> ImportReport:
     return ImportReport(frozenset(modules), raised)
 
 
-# Workers -----------------------------------------------------------------------------------------
 _kept: dict[tuple[str, ...], RewardPool] = {}
 """The pool that is reused while `sys.path`, its key, is unchanged: workers are slow to start."""
 
@@ -137,9 +136,6 @@ def open_environment_host(
         rollout = EnvironmentRolloutSpec(environment=EnvironmentUse(plugin="environment"))
         limits = rollout.resolve_limits(replayable=environment.replayable)
         yield host_environment(environment, pool, limits)
-
-
-# Promises ----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,9 +252,6 @@ def _get_plugin_class(subject: Subject) -> type[Plugin]:
 def required_options(cls: type[Plugin]) -> list[str]:
     """Options without a default, by their YAML names."""
     return [f.alias or name for name, f in cls.model_fields.items() if f.is_required()]
-
-
-# Checks ------------------------------------------------------------------------------------------
 
 
 def _check_import(subject: Subject) -> None:

@@ -62,9 +62,6 @@ def reward_checks(samples: Sequence[Sample] | None = None) -> tuple[PromiseCheck
     return _promise.build_checks(call)
 
 
-# Cases --------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True)
 class _RewardCase:
     """One call of a reward; `is_made_up` if its samples are no author's."""
@@ -134,9 +131,6 @@ def _get_verdicts(
     for name, outcome in zip(names or map(str, cases), outcomes, strict=False):
         assert outcome.fault is None, f"{name}: {outcome.fault}"
     return [outcome.verdicts for outcome in outcomes]
-
-
-# Checks -------------------------------------------------------------------------------------------
 
 
 @_promise(

@@ -39,9 +39,6 @@ def task_checks() -> tuple[PromiseCheck, ...]:
     return _promise.build_checks(lambda run, subject: run(build_subject_plugin(subject)))
 
 
-# In another process ------------------------------------------------------------------------------
-
-
 def _list_problems(task: Any, places: Sequence[_Place]) -> list[dict[str, Any]]:
     task.check()
     return [_convert_problem(task.problem(*place), place) for place in places]
@@ -97,9 +94,6 @@ def _compare_two_runs(
             f"{_describe_problem(place)} is {one!r} the first time and {other!r} the second"
         )
     return first
-
-
-# Checks ------------------------------------------------------------------------------------------
 
 
 @_promise(

@@ -12,14 +12,15 @@ from rlx_registry import (
     RolloutQuery,
     RunRecord,
     get_model_text,
+    search_body_trees,
 )
 from rlx_web.pages.bodies import (
     Trees,
     build_reward_cells,
     find_player,
-    find_trees_with_text,
     list_messages_between,
     load_tree_records,
+    read_step_body,
 )
 from rlx_web.pages.runs import build_run_summary
 
@@ -39,8 +40,8 @@ def build_rollouts_page(
     wanted, unread = registry.queries.matching_trees(record.id, step, query), None
     if query.text is not None:  # which may be in a preview, or anywhere in the messages
         others = registry.queries.matching_trees(record.id, step, replace(query, text=None))
-        containing, unread = find_trees_with_text(registry, record, step, query.text)
-        wanted = sorted({*wanted, *(containing & set(others))})
+        containing, unread = read_step_body(registry, record, step, search_body_trees, query.text)
+        wanted = sorted({*wanted, *((containing or set()) & set(others))})
     pages = max(1, math.ceil(len(wanted) / SCREEN))
     page = min(page, pages)
     largest = registry.queries.largest_advantages(record.id, step)
