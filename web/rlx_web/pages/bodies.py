@@ -16,7 +16,8 @@ from rlx_registry import (
     read_trees,
 )
 
-A, T = TypeVar("A"), TypeVar("T")
+A = TypeVar("A")
+T = TypeVar("T")
 Trees = Mapping[int, TreeRecord]
 """Records of a rollout file by tree."""
 
