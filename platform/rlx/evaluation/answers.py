@@ -18,10 +18,14 @@ from rlx.evaluation.calibration import (
     compute_expected_calibration_error,
     compute_maximum_calibration_error,
     compute_one_bit_auroc,
-    convert_to_pairs,
     measure_calibration,
 )
-from rlx.evaluation.statistics import DRAWS, compute_bootstrap_intervals, is_readable
+from rlx.evaluation.statistics import (
+    DRAWS,
+    compute_bootstrap_intervals,
+    is_readable,
+    read_pairs,
+)
 from rlx.reward import RewardTable
 from rlx.rollout import RolloutPlan, RolloutTree
 
@@ -386,13 +390,11 @@ def compute_intervals(
 ) -> dict[str, tuple[float, float] | None]:
     """95 % intervals over problems of an evaluation's metrics, or of those with some names, from
     what `build_pairs` returns and evaluations record; without it there are none."""
-    if not pairs.get("problem_ids") or not pairs.get("correct"):
+    if (read := read_pairs(pairs)) is None:
         return {}
-    correct = np.array(pairs["correct"], dtype=np.float64)
+    correct, found = read
     measures: dict[str, Any] = {"accuracy": lambda at: float(correct[at].mean())}
-    found = np.array(pairs.get("confidence") or [], dtype=np.float64)  # None becomes nan
-    if len(found) and is_readable(found):
-        _, stated = convert_to_pairs(correct, found)
+    if (stated := found) is not None:
         of_pairs: dict[str, Any] = {
             "brier": compute_brier,
             "ece": compute_expected_calibration_error,

@@ -179,18 +179,6 @@ def compute_within_auroc(
     return ranked / pairs if pairs else None
 
 
-def compute_confidence_entropy(confidence: Floats) -> float:
-    """Entropy of the histogram over 10 bins in nats: -Σ_b p_b ln p_b, from 0 to ln 10."""
-    share = np.bincount(_find_bins(confidence, 10)) / len(confidence)
-    share = share[share > 0]
-    return float(max(0.0, -np.sum(share * np.log(share))))
-
-
-def compute_extreme_share(confidence: Floats) -> float:
-    """Share of confidences no further than .01 from 0 or from 1."""
-    return float(np.mean((confidence <= 0.01) | (confidence >= 1 - 0.01)))
-
-
 def stratum_predictor(correct: ArrayLike, stratum: ArrayLike) -> Floats:
     """`[n]` each sample's stratum accuracy, measured on the same data, as its confidence: the best
     that a predictor knowing only the stratum can do."""
@@ -424,6 +412,8 @@ def measure_calibration(
     labels = np.full(len(y), "") if stratum is None else np.asarray(stratum, dtype=np.str_)
     known = stratum_predictor(y, labels)
     unparsable = int(np.isnan(np.asarray(confidence, dtype=np.float64)).sum())
+    bins = np.bincount(_find_bins(c, 10)) / len(c)
+    bins = bins[bins > 0]
     return {
         "n": len(y),
         "unparsable": unparsable,
@@ -450,8 +440,8 @@ def measure_calibration(
         "accuracy_at": {f"{q:g}": compute_accuracy_at_coverage(y, c, q) for q in COVERAGES},
         "coverage_at": {f"{r:g}": compute_coverage_at_risk(y, c, r) for r in RISKS},
         "distinct_share": len(np.unique(c)) / len(c),
-        "extreme_share": compute_extreme_share(c),
-        "entropy": compute_confidence_entropy(c),
+        "extreme_share": float(np.mean((c <= 0.01) | (c >= 1 - 0.01))),
+        "entropy": float(max(0.0, -np.sum(bins * np.log(bins)))),  # in nats, from 0 to ln 10
         "bins": build_reliability_bins(y, c),
         "stratum_brier": compute_brier(y, known),
         "stratum_auroc": compute_auroc(y, known),

@@ -202,6 +202,16 @@ def is_readable(confidences: ArrayLike) -> bool:
     return bool(np.mean(~np.isnan(np.asarray(confidences, dtype=np.float64))) >= READABLE)
 
 
+def read_pairs(payload: Mapping[str, Any]) -> tuple[Floats, Floats | None] | None:
+    """`[n]` labels and confidences of a recorded evaluation, where an unreadable one counts as the
+    worst; None in place of the confidences if too few can be read, and of both without labels."""
+    if not payload.get("problem_ids") or not payload.get("correct"):
+        return None
+    y = np.array(payload["correct"], dtype=np.float64)
+    found = np.array(payload.get("confidence") or [], dtype=np.float64)  # None becomes nan
+    return convert_to_pairs(y, found) if len(found) and is_readable(found) else (y, None)
+
+
 @dataclass(frozen=True, slots=True)
 class EvaluationAnswers:
     """The answers of one evaluation: problem ids, and values by name of `FIGURES`."""
@@ -214,13 +224,11 @@ class EvaluationAnswers:
         """Reads the payload of a recorded evaluation; None if ids or labels are missing. An
         unreadable confidence counts as the worst."""
         kept = payload or {}
-        if not kept.get("problem_ids") or not kept.get("correct"):
+        if (pairs := read_pairs(kept)) is None:
             return None
-        y = np.array(kept["correct"], dtype=np.float64)
+        y, stated = pairs
         values: dict[str, Sequence[float]] = {"accuracy": y.tolist()}
-        found = np.array(kept.get("confidence") or [], dtype=np.float64)  # None becomes nan
-        if len(found) and is_readable(found):
-            _, stated = convert_to_pairs(y, found)
+        if stated is not None:
             values["mean_confidence"] = stated.tolist()
             values["brier"] = ((stated - y) ** 2).tolist()
             values["nll"] = compute_clipped_losses(y, stated).tolist()

@@ -34,8 +34,13 @@ def build_run_list_page(registry: Registry, text: str, page: int) -> dict[str, A
             joined[member].append(name)
     words = text.lower().split()
     rows = registry.queries.run_rows()
-    for word in (word for word in words if ":" not in word):
-        rows = [row for row in rows if word in _describe_row(row, joined[row.id])]
+    texts = {
+        row.id: " ".join(
+            (row.id, row.name, row.digest, row.effective_status, row.host or "", *joined[row.id])
+        ).lower()
+        for row in rows
+    }
+    rows = [row for row in rows if all(word in texts[row.id] for word in words if ":" not in word)]
     if settings := [word for word in words if ":" in word]:
         having = {
             run.id
@@ -67,11 +72,6 @@ def build_run_list_page(registry: Registry, text: str, page: int) -> dict[str, A
         "total": len(rows),
         "figures": {name: title for name, title in FIGURES.items() if HELD_OUT[name] in shown},
     }
-
-
-def _describe_row(row: RunRow, groups: Sequence[str]) -> str:
-    words = (row.id, row.name, row.digest, row.effective_status, row.host or "", *groups)
-    return " ".join(words).lower()
 
 
 def _has_setting(run: RunRecord, groups: Sequence[str], word: str) -> bool:
