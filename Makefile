@@ -64,8 +64,8 @@ check: $(VENV)/.installed-lint  ## formatting, lint, imports, types
 	$(BIN)/mypy
 	$(BIN)/mypy -p rlx_registry -p rlx_web -p rlx_plugins -p rlx_gyms
 
-bench: install  ## speed beside other libraries, installed below .bench/: tests/benchmarks/results; BENCH=name,... picks some
-	$(BIN)/python tests/benchmarks/bench.py
+bench: install  ## speed beside other libraries, installed below .bench/: the table of tests/benchmarks/results; BENCH=beginning picks some
+	$(BIN)/python tests/benchmarks/bench.py $(BENCH)
 
 hostile: install  ## hostile answers through python_tests and through the scorers of two libraries: the table of docs/rewards.md
 	$(BIN)/python tests/benchmarks/hostile_answers.py

@@ -27,19 +27,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default="sqlite",
         help="where registries are; with postgresql the tests that ask for a database, no others",
     )
-    parser.addoption(
-        "--cpu-durations",
-        type=int,
-        metavar="N",
-        help="CPU seconds by room, and of the N files and phases of tests that cost most",
-    )
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    if longest := config.getoption("--cpu-durations"):
-        from cpu import CpuDurations
-
-        config.pluginmanager.register(CpuDurations(longest))
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

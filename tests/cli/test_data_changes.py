@@ -6,6 +6,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from guests import installed
 from rows import each_row
 
 from rlx.cli import main
@@ -83,6 +84,37 @@ def test_a_file_that_was_edited_in_place_makes_a_new_run(files, capsys):
     write("questions.jsonl", "1235")
     new = "".join(submit(capsys))
     assert "r-0002" in new and "dataset changed since r-0001" in new
+
+
+BREVITY = """
+from rlx.plugin import reward
+
+@reward
+def brevity(sample, *, limit: int = 5):
+    return float(len(sample.text) < limit)
+"""
+
+
+def test_code_and_name_make_another_run_and_a_default_that_is_written_out_does_not(
+    files, capsys, monkeypatch
+):
+    point = "[rlx.rewards]\nbrevity = page_brevity:brevity\n"
+
+    def ask(source, *options, use="{plugin: brevity, turn: answer}"):
+        with installed(files, monkeypatch, "page-brevity", point, page_brevity=source):
+            return "".join(submit(capsys, f"--set=rewards.turn.brevity={use}", *options))
+
+    changed = BREVITY.replace("float", "0.5 * float")
+    assert "run     r-0001" in ask(BREVITY)
+    written = ask(BREVITY, use="{plugin: brevity, turn: answer, limit: 5}")
+    assert "queued as r-0001" in written
+    out = ask(changed)
+    assert "run     r-0002" in out and "new     brevity changed since r-0001" in out
+    assert "queued as r-0002" in ask(changed)
+    assert "queued as r-0001" in ask(BREVITY), "the former one is recorded already"
+    out = ask(BREVITY, "--set=name=other")
+    assert "new     r-0001 is the same experiment under the name mine" in out
+    assert "nothing to do" in ask(BREVITY, "--set=name=other")
 
 
 PHASES = """

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from dashboards import START
 from patience import LIMIT
 from submissions import submit
 
@@ -17,7 +18,6 @@ from rlx_registry import Registry
 
 RLCR = Path(__file__).parents[2] / "experiments" / "rlcr.yaml"
 CUDA = "--set=runner.device=cuda"
-MAIN = "import sys; from rlx.cli import main; sys.exit(main())"
 
 
 @pytest.fixture
@@ -133,7 +133,7 @@ def test_output_to_a_full_disk(folder):
     recorded(folder)
     with Path("/dev/full").open("w") as full:
         done = subprocess.run(
-            [sys.executable, "-c", MAIN, "runs", "--json"],
+            [*START, "runs", "--json"],
             cwd=folder,
             env={**os.environ, "RLX_HOME": str(folder / "home")},
             stdout=full,

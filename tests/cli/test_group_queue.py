@@ -58,13 +58,6 @@ def test_a_folder_at_the_same_path_of_another_registrys_run(registry, folder, qu
     assert "the folder here belongs to another registry's run" in left(registry, capsys)
 
 
-def test_more_ranks_than_devices(registry, queued, capsys, monkeypatch):
-    monkeypatch.setenv("RLX_DEVICES", "cpu:0")
-    spec = queued / "spec.json"
-    spec.write_text(spec.read_text().replace('"ranks": 1', '"ranks": 2'))
-    assert "2 ranks" in left(registry, capsys)
-
-
 def test_a_lost_run_that_was_asked_to_stop_is_stopped(registry, capsys):
     assert registry.transition("r-0001", {"queued"}, "submitted")
     assert registry.start("r-0001", {"submitted"})

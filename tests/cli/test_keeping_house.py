@@ -68,14 +68,6 @@ def test_parts_are_removed_alone(home, capsys):
     assert "nothing to remove" in told(capsys, "rm", "r-0003", "--rollouts", "--yes")
 
 
-def test_a_log_that_is_no_file_has_no_lines(home, capsys):
-    log = home / "runs" / "r-0003" / "run.log"
-    assert told(capsys, "logs", "r-0003", "-n", "1").strip()
-    log.unlink()
-    log.mkdir()
-    assert told(capsys, "logs", "r-0003") == ""
-
-
 def test_nothing_goes_unasked_or_alive(home, capsys):
     assert "r-0004 is queued: stop it first" in told(capsys, "rm", "r-0004", "--yes", code=2)
     assert "add --yes" in told(capsys, "rm", "r-0001", code=2)

@@ -88,10 +88,6 @@ def test_a_group_is_known_by_its_name(url, capsys):
         "r-0002": ["rlcr-seeds", "mine"],
         "r-0001": ["rlcr-seeds"],
     }
-    assert main(["runs"]) == 0
-    head, newest, *_ = capsys.readouterr().out.splitlines()
-    assert head.split()[-1] == "GROUP"
-    assert newest.split()[-1] == "rlcr-seeds-2"
     assert main(["runs", "--group", "rlcr-sedes"]) == 2
     assert "no group 'rlcr-sedes'; did you mean 'rlcr-seeds'?" in capsys.readouterr().err
 
@@ -120,14 +116,6 @@ def test_a_group_is_not_called_as_an_experiment(url, capsys):
         assert f"--group {name}: an experiment has this name" in capsys.readouterr().err
     queued("--seeds", "0..1")
     assert list(groups(url)) == ["rlcr-seeds-2"]
-
-
-def test_nothing_is_recorded_where_one_member_cannot_be(url, capsys):
-    grid = ("--grid", "estimator.confidence.normalize=center,stdd")
-    assert main(["submit", str(RLCR), "--seeds", "0..1", *grid, "--queue"]) == 2
-    assert "stdd" in capsys.readouterr().err
-    with pytest.raises(Exception, match="no registry"):
-        Registry.open(url, create=False)
 
 
 def test_a_group_is_followed_by_a_line_per_change(url, capsys):

@@ -2,15 +2,14 @@
 
 import json
 import subprocess
-import sys
 from types import SimpleNamespace
 
 import pytest
+from dashboards import START
 from guests import installed
 
 from rlx.cli import main
 
-MAIN = "import sys; from rlx.cli import main; sys.exit(main())"
 GUEST = '''
 import time
 from rlx.plugin import Reward, reward
@@ -219,7 +218,7 @@ def test_what_is_refused(folder, rlx, subtests):
 
 def test_stdin_and_several_workers(folder, rlx):
     path = written(folder, *[RIGHT] * 3000)
-    command = [sys.executable, "-c", MAIN, "score", "--reward=countdown", "--json", "-"]
+    command = [*START, "score", "--reward=countdown", "--json", "-"]
     for done in (
         subprocess.run(command, input=path.read_bytes(), capture_output=True, check=False),
         rlx("--reward=countdown", "--json", path, "--workers=2"),

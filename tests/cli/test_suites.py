@@ -66,6 +66,21 @@ def test_what_departs_from_a_suite_is_part_of_its_name(tmp_path, asked, name):
         build_requested_suite(spec, path, asked, print_text)
 
 
+@pytest.mark.parametrize(
+    ("sets", "says"),
+    [
+        ("sets: {a: {set: {task.nmbers: [3]}}}", "set 'a' of the suite"),
+        ("set: {a: {}}", "unknown key 'set'"),
+    ],
+)
+def test_a_suite_that_cannot_be_is_refused(tmp_path, sets, says):
+    path = tmp_path / "suite.yaml"
+    path.write_text(f"name: x\n{sets}\n")
+    target = TrainedModel("rlcr", read_document(EXPERIMENTS / "rlcr.yaml"), "nowhere", None)
+    with pytest.raises(SpecError, match=says):
+        build_set_spec(target, "a", read_suite(path).sets["a"], ())
+
+
 @pytest.mark.parametrize("option", ["--out", "--pictures"])
 def test_where_nothing_can_be_written_nothing_is_answered(tmp_path, capsys, option):
     (tmp_path / "file").write_text("")

@@ -200,6 +200,14 @@ def test_agrees_with_a_plain_loop_on_ragged_batches_full_of_nan(
 # Relations ----------------------------------------------------------------------------------------
 
 
+def test_a_turn_whose_state_no_other_shares_adds_nothing():
+    row = {"turns": [1.0], "outcome": 0.0, "group": 0, "tree": 0, "ids": [0, 1], "mask": [1, 1]}
+    batch = [row | {"states": [0]}, row | {"states": [1], "turns": [0.5]}]
+    for singleton in ("zero", "raw"):
+        alone, none = (in_states(batch, omega=o, singleton=singleton) for o in (1.0, 0.0))
+        assert alone.any() and torch.equal(alone, none)
+
+
 def test_returns_of_a_long_rollout_neither_overflow_nor_drown():
     ones = torch.ones(1, 400)
     some = torch.ones(1, 400, dtype=torch.bool)

@@ -16,8 +16,8 @@ from rlx.discovery import (
     resolve_plugins,
 )
 from rlx.discovery.lookup import PluginFault
-from rlx.plan import check_file, check_read_spec, read_spec
-from rlx.spec.reading.diagnostics import InvalidPlugins, InvalidSpec
+from rlx.plan import check_file
+from rlx.spec.reading.diagnostics import InvalidSpec
 
 GUEST = '''
 from typing import Literal
@@ -275,21 +275,6 @@ def test_resolves_every_plugin_and_remembers_where_it_came_from():
     assert plugins.warnings == ()
 
 
-def test_options_are_blamed_at_their_line():
-    error = refused(
-        ("plugin: exact,", "plugin: exact, wieght: 2, strcit: true,"),
-        ("{plugin: sums}", "{plugin: sums, level: hrad, span: ['1', 9]}"),
-    )
-    assert error.exit_code == 2
-    text = str(error)
-    assert "guest.yaml:9:31" in text
-    assert "did you mean 'weight'?" in text
-    assert "did you mean 'strict'?" in text
-    assert "did you mean 'hard'?" in text
-    assert "'task.span.0' must be a whole number, not text '1'" in text
-    assert [d.path[-1] for d in error.diagnostics] == ["wieght", "strcit", "level", 0]
-
-
 def test_a_plugins_own_validator_is_quoted_at_its_key():
     error = refused(("{plugin: sums}", "{plugin: sums, span: [9, 1]}"))
     assert "'task': span runs backwards, from 9 to 1" in str(error)
@@ -315,23 +300,3 @@ def test_a_stream_that_does_not_exist_is_the_plugins_fault():
     assert "estimator plugin 'typo' needs 'valeus', which is not an rlx stream" in str(error)
     assert "did you mean 'values'?" in str(error)
     assert "from rlx-guest 0.1.0" in str(error)
-
-
-# Phases and warnings ---------------------------------------------------------------------------
-
-
-def test_phases_are_checked_with_their_plugins():
-    phase = "steps: 3\n    set:\n      estimator.lambda_cnof: 2\n      task.level: easy"
-    error = refused(("steps: 3", phase))
-    assert [d.position.line for d in error.diagnostics] == [15]
-    assert "(phase 'all')" in error.diagnostics[0].message
-    wrong = "steps: 3\n    set: {mask.strategy: turn_spam}"
-    assert "no mask plugin named 'turn_spam' (phase 'all')" in str(refused(("steps: 3", wrong)))
-
-
-def test_check_says_where_and_resolve_says_what():
-    read = read_spec(spec_file(("plugin: exact", "plugin: exat")))
-    with pytest.raises(InvalidPlugins, match=r"guest\.yaml:9:24"):
-        check_read_spec(read)
-    with pytest.raises(InvalidPlugins, match="experiment 'guest': 1 error"):
-        resolve_plugins(read.spec)

@@ -90,17 +90,6 @@ def test_confidences_that_nobody_can_read_have_no_calibration(readable, brier, e
     assert ("brier" in compared.values) == (readable > 0)
 
 
-def test_answers_to_one_problem_are_no_independent_evidence():
-    alone = compute_bootstrap_intervals(
-        range(40), {"x": lambda at: float((at % 2).mean())}, seed=0
-    )["x"]
-    copied = [n // 8 for n in range(320)]
-    eightfold = compute_bootstrap_intervals(
-        copied, {"x": lambda at: float((at // 8 % 2).mean())}, seed=0
-    )["x"]
-    assert eightfold == pytest.approx(alone)
-
-
 def test_intervals_of_what_is_undefined():
     assert compute_bootstrap_intervals([1, 1], {"x": lambda at: 0.0}, seed=0) == {"x": None}
     assert compute_bootstrap_intervals([1, 2], {"x": lambda at: None}, seed=0) == {"x": None}

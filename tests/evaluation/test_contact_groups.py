@@ -3,14 +3,12 @@
 import pytest
 import yaml
 from rows import each_row
-from trees import turn
+from trees import entry, tree, turn
 
 from rlx.evaluation import describe_first_contact
 from rlx.phase_setup import build_setup
 from rlx.plan import read_spec
-from rlx.plugin import Problem
-from rlx.reward import RewardEntry, RewardTable
-from rlx.rollout import NO_PARENT, RolloutTree, Segment
+from rlx.reward import RewardTable
 
 SPEC = {
     "name": "contact",
@@ -33,16 +31,10 @@ def contact(tmp_path):
         path = tmp_path / "contact.yaml"
         path.write_text(yaml.safe_dump({**SPEC, "estimator": estimator, **sections}))
         setup = build_setup(read_spec(path).spec)
-        root = Segment(parent=NO_PARENT, author="prompt", token_ids=(63,), text="?")
-        trees = [
-            RolloutTree(
-                Problem(id=f"p{n}", prompt="?", fields={}),
-                (root, *(turn(0, "<answer>1</answer>", answer="1") for _ in own)),
-            )
-            for n, own in enumerate(scores)
-        ]
+        said = turn(0, "<answer>1</answer>", answer="1")
+        trees = [tree(*[said] * len(own), name=f"p{n}") for n, own in enumerate(scores)]
         entries = {
-            (t, s): {"accuracy": RewardEntry("accuracy", score, 1.0, "scored")}
+            (t, s): {"accuracy": entry("accuracy", score)}
             for t, own in enumerate(scores)
             for s, score in enumerate(own, start=1)
         }

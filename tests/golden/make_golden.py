@@ -17,70 +17,36 @@ import sys
 import tarfile
 import tempfile
 import zipfile
-from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
 
 import click
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 
+from benchmarks.peer_environment import QUIET, make_peer_environment
 from golden_records import find_all_differences
-from peers import QUIET, make_peer_environment
 
 HERE = Path(__file__).parent
-ROOT = HERE.parents[1]
-
-
-@dataclass(frozen=True)
-class GoldenPeer:
-    """Where a peer's functions come from.
-
-    Attributes:
-        repository: owner and name on GitHub; for a release, its name.
-        commit: the commit whose functions are called, or the version of the release.
-        pins: what they need, peers/PINS.txt.
-        paths: the files that hold them; a release has them all.
-        draws: whether its inputs depend on the seed.
-    """
-
-    repository: str
-    commit: str
-    pins: str
-    paths: tuple[str, ...] = ()
-    draws: bool = True
-
-
+BENCH = HERE.parents[1] / ".bench"
 PEERS = {
-    "rlcr": GoldenPeer(
-        "damanimehul/RLCR",
-        "8904bedf1af827e0a1bcc3c907bf505d88540bd2",
-        "rlcr",
-        ("reward_fns.py",),
-        draws=False,
-    ),
-    "tinyzero": GoldenPeer(
-        "Jiayi-Pan/TinyZero", "95df88f2dcb05f33bd18da546531b52d0954c18b", "verl", ("verl",)
-    ),
-    "kg_r1": GoldenPeer(
-        "Jinyeop3110/KG-R1", "7538a53742ff5a4d389558759898d814c9ca13ae", "verl", ("verl",)
-    ),
-    "gdpo": GoldenPeer(
+    "rlcr": ("damanimehul/RLCR", "8904bedf1af827e0a1bcc3c907bf505d88540bd2", "reward_fns.py"),
+    "tinyzero": ("Jiayi-Pan/TinyZero", "95df88f2dcb05f33bd18da546531b52d0954c18b", "verl"),
+    "kg_r1": ("Jinyeop3110/KG-R1", "7538a53742ff5a4d389558759898d814c9ca13ae", "verl"),
+    "gdpo": (
         "NVlabs/GDPO",
         "b080e63d0126870ad08acc8ebc3f04b728175a9e",
-        "verl",
-        ("trl-GDPO/trl-0.18.0-gdpo/trl/trainer",),
+        "trl-GDPO/trl-0.18.0-gdpo/trl/trainer",
     ),
-    "maxrl": GoldenPeer(
+    "maxrl": (
         "tajwarfahim/maxrl",
         "c0698ebb439a81ae1c6b01a842df3f2541816b4d",
-        "verl",
-        ("verl/trainer/ppo/core_algos.py",),
+        "verl/trainer/ppo/core_algos.py",
     ),
-    "verl_0_9_1": GoldenPeer("verl", "0.9.1", "verl"),
-    "trl_1_16_0": GoldenPeer("trl", "1.16.0", "verl"),
+    "verl_0_9_1": ("verl", "0.9.1", None),
+    "trl_1_16_0": ("trl", "1.16.0", None),
 }
+"""Repository on GitHub, commit, and what holds the functions; or a release and its version."""
 
 
 @click.command()
@@ -90,17 +56,16 @@ def main(names: tuple[str, ...], seed: int | None) -> None:
     """Make the records of some peers, or of all."""
     differing = []
     for name in names or PEERS:
-        if seed is not None and not PEERS[name].draws:
-            continue
-        peer = PEERS[name]
-        python = make_peer_environment(ROOT / ".bench" / peer.pins, HERE / f"peers/{peer.pins}.txt")
-        script = [python, HERE / "peers" / f"{name}.py", fetch_commit(peer)]
-        file = (HERE if seed is None else ROOT / ".bench" / "peers") / f"{name}.json"
+        if seed is not None and name == "rlcr":
+            continue  # it draws nothing
+        pins = "rlcr" if name == "rlcr" else "verl"
+        python = make_peer_environment(HERE / "peers" / f"{pins}.txt")
+        file = (HERE if seed is None else BENCH / "peers") / f"{name}.json"
         file.parent.mkdir(parents=True, exist_ok=True)
-        more = [] if seed is None else [str(seed)]
-        environment = {**os.environ, **QUIET}
-        subprocess.run([*script, file, *more], check=True, stdout=sys.stderr, env=environment)
-        click.echo(file.relative_to(ROOT))
+        script = [python, HERE / "peers" / f"{name}.py", fetch_sources(*PEERS[name]), file]
+        script += [] if seed is None else [str(seed)]
+        subprocess.run(script, check=True, stdout=sys.stderr, env={**os.environ, **QUIET})
+        click.echo(file)
         if seed is not None and (found := find_all_differences(json.loads(file.read_text()))):
             click.echo("\n".join(f"  {difference}" for difference in found))
             differing.append(name)
@@ -108,34 +73,28 @@ def main(names: tuple[str, ...], seed: int | None) -> None:
         raise SystemExit(f"differs: {', '.join(differing)}")
 
 
-def fetch_commit(peer: GoldenPeer) -> Path:
-    """A folder with the peer's files as of its commit or release."""
-    if not peer.paths:
-        return fetch_release(peer.repository, peer.commit)
-    folder = ROOT / ".bench" / "sources" / peer.commit
-    if not folder.exists():
-        repository = folder.parent / peer.repository.replace("/", "+")
-        if not repository.exists():
-            place = f"https://github.com/{peer.repository}"
-            clone = ["git", "clone", "--quiet", "--bare", "--filter=blob:none", place, repository]
-            subprocess.run(clone, check=True)
-        archive = ["git", "-C", repository, "archive", peer.commit, *peer.paths]
-        held = subprocess.run(archive, check=True, stdout=subprocess.PIPE).stdout
-        with tarfile.open(fileobj=BytesIO(held)) as files:
-            files.extractall(folder, filter="data")
-    return folder
-
-
-def fetch_release(name: str, version: str) -> Path:
-    """A folder with the files of a release's wheel, without what it depends on."""
-    folder = ROOT / ".bench" / "sources" / f"{name}-{version}"
-    if not folder.exists():
+def fetch_sources(name: str, version: str, path: str | None) -> Path:
+    """A folder with a peer's files as of its commit or release."""
+    folder = BENCH / "sources" / (version if path else f"{name}-{version}")
+    if folder.exists():
+        return folder
+    if path is None:
         with tempfile.TemporaryDirectory() as aside:
             pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", aside]
             subprocess.run([*pip, f"{name}=={version}"], check=True)
             (wheel,) = Path(aside).glob("*.whl")
             with zipfile.ZipFile(wheel) as files:
                 files.extractall(folder)
+        return folder
+    repository = folder.parent / name.replace("/", "+")
+    if not repository.exists():
+        place = f"https://github.com/{name}"
+        clone = ["git", "clone", "--quiet", "--bare", "--filter=blob:none", place, repository]
+        subprocess.run(clone, check=True)
+    archive = ["git", "-C", repository, "archive", version, path]
+    held = subprocess.run(archive, check=True, stdout=subprocess.PIPE).stdout
+    with tarfile.open(fileobj=BytesIO(held)) as files:
+        files.extractall(folder, filter="data")
     return folder
 
 

@@ -1,6 +1,6 @@
 """What only a GPU can show of the learner and the sampler, figure by figure.
 
-    python gpu_kernels.py learner|sampler cuda|cpu
+    python gpu_kernels.py cuda|cpu learner|sampler
 
 learner: every form of packed trees in bfloat16 against plain rows in float32, with its seconds and
 its peak, and logits by chunks against whole ones. No form may be further away than plain rows in
@@ -11,61 +11,43 @@ own, printed as soon as it is known.
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
 import torch
-
-sys.path.insert(0, str(Path(__file__).parent))
-
 from figures import print_figure
 from random_model import SHAPES, build_qwen
 
 from rlx.learner import PackedPolicy, forward
 from rlx.learner.pack import pack_rows
+from rlx.sampler.decoders import SharingDecoder
 from rlx.sampler.plain_decoder import PlainDecoder
-from rlx.sampler.rows import SharingDecoder
+
+TREES = {"cuda": (2, 500, 1000, 30, 40, 4, 2), "cpu": (1, 40, 30, 8, 6, 3, 2)}
+"""Trees; tokens of a prompt, an answer, a question and a confidence; answers, confidences."""
 
 
-@dataclass(frozen=True, slots=True)
-class Trees:
-    """How many trees there are, tokens of each of their parts, and branches."""
+def build_rows(device: str, vocabulary: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """`[B, T]` random token ids, tokens, and those whose log-probability is wanted."""
+    count, prompted, answered, asked, stated, answers, confidences = TREES[device]
+    generator = torch.Generator().manual_seed(0)
 
-    count: int
-    prompt: int
-    answer: int
-    question: int
-    confidence: int
-    answers: int
-    confidences: int
+    def draw(length: int) -> list[int]:
+        return torch.randint(4, vocabulary, (length,), generator=generator).tolist()
 
-    def build_rows(self, vocabulary: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """`[B, T]` random token ids, tokens, and those whose log-probability is wanted."""
-        generator = torch.Generator().manual_seed(0)
-
-        def draw(length: int) -> list[int]:
-            return torch.randint(4, vocabulary, (length,), generator=generator).tolist()
-
-        rows, learned, question = [], [], draw(self.question)
-        for _ in range(self.count):
-            prompt = draw(self.prompt)
-            for _ in range(self.answers):
-                answered = [*prompt, *draw(self.answer)]
-                asked = [*answered, *question]
-                stated = [[*asked, *draw(self.confidence)] for _ in range(self.confidences)]
-                rows += [answered, *stated]
-                learned += [len(prompt), *[len(asked)] * len(stated)]
-        column = torch.arange(max(map(len, rows)))
-        is_token = column < torch.tensor([[len(row)] for row in rows])
-        ids = torch.tensor([row + [0] * (len(column) - len(row)) for row in rows])
-        return ids, is_token, is_token & (column >= torch.tensor(learned)[:, None])
+    rows, learned, question = [], [], draw(asked)
+    for _ in range(count):
+        prompt = draw(prompted)
+        for _ in range(answers):
+            answer = [*prompt, *draw(answered)]
+            rows += [answer, *([*answer, *question, *draw(stated)] for _ in range(confidences))]
+            learned += [prompted, *[len(answer) + asked] * confidences]
+    column = torch.arange(max(map(len, rows)))
+    is_token = column < torch.tensor([[len(row)] for row in rows])
+    ids = torch.tensor([row + [0] * (len(column) - len(row)) for row in rows])
+    return ids, is_token, is_token & (column >= torch.tensor(learned)[:, None])
 
 
-TREES = {
-    "cuda": Trees(2, 500, 1000, 30, 40, answers=4, confidences=2),
-    "cpu": Trees(1, 40, 30, 8, 6, answers=3, confidences=2),
-}
 ROWS = {"cuda": (32, 128, 512), "cpu": (4,)}
 STEPS = {"cuda": 200, "cpu": 12}
 NEAR = 0.05
@@ -111,7 +93,7 @@ def check_learner(device: str) -> None:
     shape = SHAPES["1.5b" if device == "cuda" else "small"]
     if device == "cuda":
         shape = replace(shape, layers=4)  # what is compared does not need all of them
-    rows = TREES[device].build_rows(shape.vocabulary)
+    rows = build_rows(device, shape.vocabulary)
     reference = PackedPolicy(build_qwen(shape, device, torch.float32))
     reference.use(forward.FORMS["cpu"][-1])
     expected = compute_update(reference, rows)
@@ -182,4 +164,4 @@ def check_sampler(device: str) -> None:
 
 
 if __name__ == "__main__":
-    {"learner": check_learner, "sampler": check_sampler}[sys.argv[1]](sys.argv[2])
+    {"learner": check_learner, "sampler": check_sampler}[sys.argv[2]](sys.argv[1])

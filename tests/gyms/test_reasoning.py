@@ -172,7 +172,7 @@ def test_a_dataset_with_too_few_questions_says_so():
         config={"min_terms": 1, "max_terms": 1, "max_digits": 1},
         held_out=1000000,
     )
-    with pytest.raises(ValueError, match="too few questions"):
+    with pytest.raises(ValueError, match="too few problems"):
         task.problem("test", 0, 0)
 
 

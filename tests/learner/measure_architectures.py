@@ -20,8 +20,6 @@ with speed_up_imports():
     import transformers
     from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
-    from rlx.credit_assignment import build_scored_rows
-    from rlx.errors import SpecError
     from rlx.learner import Learner, join_ranks
     from rlx.model import build_policy, find_window
     from rlx.phase_setup import build_setup
@@ -30,8 +28,8 @@ with speed_up_imports():
     from rlx.rollout import sample_rollout_trees
     from rlx.sampler import TransformersSampler, copy_policy
     from rlx.spec import PretrainedModelSpec
-from rlx.step import assign_credit
-from rlx.train_batch import TokenStreams
+    from rlx.step import build_scored_rows
+from rlx.step import TokenStreams, assign_credit
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from checkpoints import STYLES, tokenizer
@@ -139,9 +137,6 @@ MODELS = {
 }
 """By model type: what makes it small, beyond the sizes. Windows are shorter than the dialogues."""
 
-REFUSED = {"bert": {}, "roberta": {}}
-"""Models that see later tokens."""
-
 
 def save_model(kind, sizes, folder, *, chat):
     """Saves a small random model with a tokenizer, with or without a chat template."""
@@ -194,12 +189,6 @@ def measure(kind, options, recipes, ranks, folder, *, chat):
     sampler = TransformersSampler(
         copy_policy(policy, torch.float32), max_rows=64, device=torch.device("cpu")
     )
-    found = {"chat": chat, "window": find_window(policy.model.config)}
-    return found | {"sampler": sampler.description} | take_steps(policy, sampler, recipes, ranks)
-
-
-def take_steps(policy, sampler, recipes, ranks):
-    """A step of each setup, and the form by which the model learns."""
     spec = recipes["GRPO"].spec
     runner = spec.runner.model_copy(update={"zero_stage": 0})
     learner = Learner(policy, runner, spec.optimizer, ranks)
@@ -207,18 +196,13 @@ def take_steps(policy, sampler, recipes, ranks):
     for name, setup in recipes.items():
         steps[name] = take_step(setup, policy, sampler, learner)
         sampler.load_each(learner.iterate_weights())
-    return {"steps": steps, "learner": learner.chosen.form.name}
-
-
-def refuse(kind, options, folder):
-    """What a model is refused with, before anything is sampled."""
-    save_model(kind, {**SIZES, **options}, folder, chat=False)
-    try:
-        policy = build_policy(PretrainedModelSpec(path=str(folder)), 0)
-        TransformersSampler(policy, max_rows=4, device=torch.device("cpu"))
-    except SpecError as error:
-        return str(error)
-    return None
+    return {
+        "chat": chat,
+        "window": find_window(policy.model.config),
+        "sampler": sampler.description,
+        "learner": learner.chosen.form.name,
+        "steps": steps,
+    }
 
 
 def prepare():
@@ -236,16 +220,12 @@ def prepare():
 
 def main(out):
     recipes, ranks = prepare()
-    found = {"models": {}, "refused": {}}
+    found = {}
     for number, (kind, options) in enumerate(MODELS.items()):
         with tempfile.TemporaryDirectory() as folder:
-            found["models"][kind] = measure(
-                kind, options, recipes, ranks, Path(folder), chat=number % 2 == 0
-            )
-    for kind, options in REFUSED.items():
-        with tempfile.TemporaryDirectory() as folder:
-            found["refused"][kind] = refuse(kind, options, Path(folder))
-    out.write_text(json.dumps(found))
+            chat = number % 2 == 0
+            found[kind] = measure(kind, options, recipes, ranks, Path(folder), chat=chat)
+    out.write_text(json.dumps({"models": found}))
 
 
 if __name__ == "__main__":

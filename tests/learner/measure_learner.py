@@ -25,11 +25,11 @@ with speed_up_imports():
 
     from rlx.batch import TokenBatch, build_token_batch
     from rlx.credit import Credit
-    from rlx.learner import Critic, Learner, build_learner_with_reference, forward, join_ranks
-    from rlx.learner import engine as learner_engine
-    from rlx.learner.forms import CachedForm, PlainForm
+    from rlx.learner import Critic, Learner, build_learner_with_reference, join_ranks
+    from rlx.learner import learner as learner_engine
     from rlx.model import build_policy
     from rlx.model.lora import adapt_model, adapter_weights
+    from rlx.phase_setup import CreditRules
     from rlx.plugin import Problem
     from rlx.rollout import NO_PARENT, RolloutTree, Segment, Span
     from rlx.spec import (
@@ -42,9 +42,9 @@ with speed_up_imports():
         TinyModelSpec,
     )
     from rlx.spec.loss import EntropyBonus, ExpectedScore, KlPenalty
-    from rlx.train_batch import CreditRules, ScoredRows
-from rlx.step import assign_credit
-from rlx.train_batch import CreditRules, ScoredRows, TokenStreams
+    from rlx.step import ScoredRows
+from rlx.phase_setup import CreditRules
+from rlx.step import ScoredRows, TokenStreams, assign_credit
 
 MODEL = TinyModelSpec(
     hidden_size=64, heads=2, kv_heads=1, layers=2, intermediate_size=96, initializer_range=0.1
@@ -592,15 +592,6 @@ def logits(model):
     return model.eval()(input_ids=torch.arange(4, 24)[None]).logits
 
 
-def in_form(bench, form):
-    """A first step in another form than the one that is chosen here."""
-    kind = bench.ranks.device.type
-    usual, forward.FORMS[kind] = forward.FORMS[kind], (form, PlainForm())
-    figures = bench.first_step("several")
-    forward.FORMS[kind] = usual
-    return figures
-
-
 def measure_stage(stage, ranks, batches, chosen, folder):
     bench = Bench(stage, ranks, batches, folder, lora=False)
     adapters = Bench(stage, ranks, batches, folder, lora=True)
@@ -608,7 +599,6 @@ def measure_stage(stage, ranks, batches, chosen, folder):
     figures["adapters"] = adapters.first_step("several")
     extreme = stage in EXTREMES[ranks.count]
     if extreme:
-        figures |= {form.name: in_form(bench, form) for form in (CachedForm(), PlainForm())}
         figures["recomputed"] = bench.first_step("several", activation_checkpointing=True)
         figures |= {name: bench.choice(chosen[name], loss) for name, loss in CHOICES.items()}
     if stage:

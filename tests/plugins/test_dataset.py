@@ -17,9 +17,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from rows import each_row
 
-from rlx.discovery import build_plugin
 from rlx.plugin import Demonstration, Message, Task
-from rlx.spec import PluginUse
 from rlx_plugins import records
 from rlx_plugins.dataset import Dataset
 from rlx_plugins.records import convert_to_plain_json, get_value_at_path
@@ -62,8 +60,8 @@ def of_records(tmp_path, *rows, **options):
 
 @each_row("write", [jsonl, parquet])
 def test_fields_are_mapped_by_dotted_paths(tmp_path, write):
-    train = write(tmp_path / f"train.{write.__name__}", RECORDS)
-    task = Dataset(train={"path": train}, held_out=0.3, stratum="level", **MAPPED)
+    parts = [write(tmp_path / f"{i}.{write.__name__}", RECORDS[i::2]) for i in (0, 1)]
+    task = Dataset(train={"path": parts}, held_out=0.3, stratum="level", **MAPPED)
     assert isinstance(task, Task)
     every = problems(task, "train") + problems(task, "test")
     assert sorted(p.prompt for p in every) == sorted(f"{r['question']}\n" for r in RECORDS)
@@ -71,13 +69,6 @@ def test_fields_are_mapped_by_dotted_paths(tmp_path, write):
         n = int(p.fields["answer"]) - 1
         assert p.fields == {"question": f"{n} + 1?", "answer": str(n + 1), "level": n % 3}
         assert (p.stratum, p.system) == (str(n % 3), "")
-
-
-def test_options_are_read_as_yaml_gives_them(tmp_path):
-    parts = [jsonl(tmp_path / f"{i}.jsonl", RECORDS[i::2]) for i in (0, 1)]
-    source = {"path": [str(p) for p in parts]}
-    made = build_plugin(PluginUse(plugin="dataset", train=source, held_out=0.5, **MAPPED), "task")
-    assert len(problems(made, "train") + problems(made, "test")) == 20
 
 
 def test_without_a_mapping_all_fields_are_taken_and_the_prompt_is_called_prompt(tmp_path):

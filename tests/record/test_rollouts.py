@@ -3,11 +3,14 @@
 import json
 import math
 import struct
+from dataclasses import replace
 
 import pyarrow as pa
 import pytest
+import token_trees
 import torch
 from submissions import submit
+from token_trees import prompt
 
 from rlx.batch import build_token_batch
 from rlx.errors import RegistryError
@@ -24,7 +27,7 @@ from rlx.record.rollouts import (
     rollout_table,
 )
 from rlx.reward import RewardEntry, RewardTable
-from rlx.rollout import NO_PARENT, RolloutTree, Segment, Span
+from rlx.rollout import NO_PARENT, RolloutTree, Segment
 from rlx_registry import Registry, read_body, read_trees, write_body
 
 
@@ -32,25 +35,10 @@ def float32(value):
     return struct.unpack("f", struct.pack("f", value))[0]
 
 
-def prompt(parent, *ids):
-    return Segment(parent=parent, author="prompt", token_ids=ids, text="?")
-
-
-def turn(parent, *ids, kind="answer", number=1, text="x", seed=7, reason="stop", **spans):
-    return Segment(
-        parent=parent,
-        author="policy",
-        token_ids=ids,
-        logprobs=tuple(float32(-1 / (i + 3)) for i in ids),
-        turn=number,
-        kind=kind,
-        finish_reason=reason,
-        text=text,
-        spans={name: Span(outer, inner, "s") for name, (outer, inner) in spans.items()},
-        hull=(0, len(ids)) if spans else None,
-        seed=seed,
-        info={"note": [1, None]},
-    )
+def turn(parent, *ids, text="x", seed=7, **named):
+    made = token_trees.turn(parent, *ids, **named)
+    logprobs = tuple(float32(-1 / (i + 3)) for i in ids)
+    return replace(made, logprobs=logprobs, text=text, seed=seed, info={"note": [1, None]})
 
 
 def grown(text="é漢😀\x00<script>\ufffd"):
@@ -58,7 +46,7 @@ def grown(text="é漢😀\x00<script>\ufffd"):
         Problem(id="p0", prompt="1, 2 → 3?", fields={"numbers": [1, 2]}, stratum="2"),
         (
             prompt(NO_PARENT, 1, 2),
-            turn(0, 3, 4, 151_000, text=text, answer=((0, 3), (1, 2)), seed=2**63 - 1),
+            turn(0, 3, 4, 151_000, text=text, answer=((0, 3), (1, 2)), hull=(0, 3), seed=2**63 - 1),
             turn(0, 5, reason="length"),
             prompt(1, 9),
             turn(3, 6, 7, kind="confidence", number=2, text="y" * 500),

@@ -1,6 +1,7 @@
 """Bodies: written whole, read back only when they are what was recorded."""
 
 import hashlib
+import os
 
 import pyarrow
 import pytest
@@ -21,6 +22,18 @@ def test_a_body_comes_back_equal_and_is_known_by_its_digest(tmp_path):
     assert read_body(path).equals(TABLE)
     assert parquet.ParquetFile(path).metadata.row_group(0).column(0).compression == "ZSTD"
     assert [p.name for p in path.parent.iterdir()] == [path.name]
+
+
+def test_a_body_is_whole_on_disk_before_it_has_its_name(tmp_path, monkeypatch):
+    path, synced, fsync = tmp_path / "b.parquet", [], os.fsync
+
+    def sync(file):
+        synced.append((os.fstat(file).st_size, path.exists()))
+        fsync(file)
+
+    monkeypatch.setattr(os, "fsync", sync)
+    _, size = write_body(path, TABLE)
+    assert synced[0] == (size, False)
 
 
 def test_few_trees_of_a_large_body_are_read_without_the_others(tmp_path):

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sqlalchemy import event
-from submissions import submit
+from submissions import index_row, submit
 
-from rlx_registry import NotFoundError, Registry, RolloutIndex, RolloutQuery
+from rlx_registry import NotFoundError, Registry, RolloutQuery
 from rlx_registry.queries import EXACT
 
 NUMBERS = itertools.count()
@@ -138,20 +138,8 @@ def test_no_page_reads_a_large_table_beyond_what_it_shows(registry):
 
 
 def row(number, tree, **changes):
-    plain = RolloutIndex(
-        row=number,
-        parent_row=None,
-        tree=tree,
-        group=tree,
-        turn="answer",
-        problem_id=f"p{tree}",
-        reward=number / 10,
-        advantage=0.5 - number,
-        n_tokens=3,
-        finish_reason="stop",
-        preview=f"Text_{number}",
-    )
-    return dataclasses.replace(plain, **changes)
+    scores = {"reward": number / 10, "advantage": 0.5 - number}
+    return index_row(number, tree, **scores | changes)
 
 
 INDEX = [

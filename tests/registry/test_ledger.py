@@ -1,15 +1,14 @@
 """What runs report: metrics, events, evaluations, files, rollouts."""
 
-import dataclasses
 import math
 
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from submissions import submit
+from submissions import index_row, submit
 
-from rlx_registry import NotFoundError, Registry, RolloutIndex
+from rlx_registry import NotFoundError, Registry
 
 
 @pytest.fixture
@@ -21,22 +20,9 @@ def registry(url):
 
 
 def answer(row, **changes):
-    plain = RolloutIndex(
-        row=row,
-        parent_row=None,
-        tree=0,
-        group=0,
-        turn="answer",
-        problem_id="p7",
-        reward=1.1,
-        rewards={"accuracy": 1.0, "format": 1.0},
-        scores={"total_score": 1.1},
-        advantage=0.5,
-        n_tokens=12,
-        finish_reason="stop",
-        preview="3 + 4",
-    )
-    return dataclasses.replace(plain, **changes)
+    rewards = {"accuracy": 1.0, "format": 1.0}
+    given = {"reward": 1.1, "rewards": rewards, "scores": {"total_score": 1.1}, "advantage": 0.5}
+    return index_row(row, **given | changes)
 
 
 def test_metrics_come_back_by_name_and_step(registry):

@@ -49,13 +49,6 @@ def test_a_status_that_there_is_not_is_refused(registry):
         registry.runs(statuses=["done"])
 
 
-def test_times_bound_the_submission(registry):
-    runs = registry.runs()
-    middle = runs[2].created
-    earlier = registry.runs(created_before=middle)
-    assert earlier == [run for run in runs if run.created < middle] != []
-
-
 def test_what_is_said_of_many_is_what_is_said_of_each(registry):
     ids = [run.id for run in registry.runs()]
     for one, found in registry.queries.evaluation_figures(ids).items():

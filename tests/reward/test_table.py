@@ -9,9 +9,10 @@ import pytest
 import trees
 from pools import InProcess
 from rows import each_row
+from trees import asked
 
 from rlx.errors import RewardError
-from rlx.plugin import Problem
+from rlx.plugin import FAILED
 from rlx.reward import (
     NamedReward,
     RewardEntry,
@@ -19,7 +20,7 @@ from rlx.reward import (
     rescore_rollouts,
     score_rollouts,
 )
-from rlx.rollout import NO_PARENT, RolloutTree, Segment
+from rlx.rollout import Segment
 from rlx.spec import GlobalReward, TurnReward, ValueOnError
 
 
@@ -33,20 +34,21 @@ def turn(parent, text, **more):
     return trees.turn(parent, text, info={"seen": text}, **more)
 
 
-def tree(name, answers, fields=None):
+def reply(parent, text):
+    return Segment(parent=parent, author="environment", token_ids=(1,), text=text)
+
+
+def tree(name, answers):
     """`answers` is {text of an answer: texts of its confidences}; names are distinct by number.
 
     Segments: 0 the prompt; then each answer, its question, its confidences.
     """
-    segments = [Segment(parent=NO_PARENT, author="prompt", token_ids=(1,), text="secret prompt")]
+    segments = []
     for answer, confidences in answers:
-        at = len(segments)
-        segments.append(turn(0, answer, answer=f"in {answer}"))
-        segments.append(Segment(parent=at, author="prompt", token_ids=(1,), text="sure?"))
+        at = len(segments) + 1
+        segments += [turn(0, answer, answer=f"in {answer}"), asked(at, "sure?")]
         segments += [turn(at + 1, c, kind="confidence", number=2) for c in confidences]
-    return RolloutTree(
-        Problem(id=name, prompt="?", fields=fields or {"name": name}), tuple(segments)
-    )
+    return trees.tree(*segments, name=name, fields={"name": name})
 
 
 # answers at 1 and 5 of the first tree, 1 of the second
@@ -87,16 +89,12 @@ def test_every_turn_gets_the_rewards_of_its_kind():
 
 
 def test_of_reads_the_nearest_earlier_turn_of_that_kind():
-    chain = RolloutTree(
-        Problem(id="c", prompt="?", fields={}),
-        (
-            Segment(parent=NO_PARENT, author="prompt", token_ids=(1,)),
-            turn(0, "wrong"),
-            Segment(parent=1, author="environment", token_ids=(1,)),
-            turn(2, "right", number=2),
-            Segment(parent=3, author="prompt", token_ids=(1,)),
-            turn(4, "0.9", kind="confidence", number=3),
-        ),
+    chain = trees.tree(
+        turn(0, "wrong"),
+        reply(1, ""),
+        turn(2, "right", number=2),
+        asked(3),
+        turn(4, "0.9", kind="confidence", number=3),
     )
     assert raws(score_rollouts([chain], [accuracy, brier], InProcess()), "brier") == {
         (0, 5): pytest.approx(0.99)
@@ -185,26 +183,18 @@ def wholes(table, name):
     return {place: es[name].raw for place, es in table.rollouts.items() if name in es}
 
 
-def reply(parent, text):
-    return Segment(parent=parent, author="environment", token_ids=(1,), text=text)
-
-
 # Two rollouts of one prompt, query ─ reply ─ answer each; the first is asked for a confidence too.
-CHAINS = RolloutTree(
-    Problem(id="c", prompt="?", fields={}),
-    (
-        Segment(parent=NO_PARENT, author="prompt", token_ids=(1,)),
-        turn(0, "who", kind="query"),
-        reply(1, "nobody"),
-        turn(2, "right", number=2),
-        turn(0, "where", kind="query"),
-        reply(4, "nowhere"),
-        turn(5, "wrong", number=2),
-        Segment(parent=3, author="prompt", token_ids=(1,), text="sure?"),
-        turn(7, "0.9", kind="confidence", number=3),
-    ),
+CHAINS = trees.tree(
+    turn(0, "who", kind="query"),
+    reply(1, "nobody"),
+    turn(2, "right", number=2),
+    turn(0, "where", kind="query"),
+    reply(4, "nowhere"),
+    turn(5, "wrong", number=2),
+    asked(3, "sure?"),
+    turn(7, "0.9", kind="confidence", number=3),
+    name="c",
 )
-ENDS = [(0, 3), (0, 6)]
 
 
 def test_a_global_reward_is_given_once_to_every_rollout_of_a_prompt():
@@ -295,22 +285,15 @@ def test_a_rollout_that_cannot_be_judged_gets_a_value_or_ends_the_run():
 )
 def test_a_rollout_whose_environment_failed_is_dropped_alone_or_with_its_group(on_error, dropped):
     """Two turns before the environment fails, and another rollout of the prompt."""
-    broken = RolloutTree(
-        Problem(id="p", prompt="?", fields={}),
-        (
-            Segment(parent=NO_PARENT, author="prompt", token_ids=(1,)),
-            turn(0, "right"),
-            turn(1, "right", number=2),
-            Segment(
-                parent=2,
-                author="environment",
-                token_ids=(),
-                info={"fault": "lost", "on_error": on_error},
-            ),
-            turn(0, "right"),
-        ),
-    )
-    assert score_rollouts([broken], [accuracy], InProcess()).dropped == dropped
+    info = {"fault": "lost", "on_error": on_error}
+    fault = Segment(parent=2, author="environment", token_ids=(), info=info)
+    lost = turn(1, "right", kind=FAILED, number=2)
+    broken = trees.tree(turn(0, "right"), lost, fault, turn(0, "right"))
+    rewards = [named("each", is_right, "*"), overall("whole", is_right)]
+    table = score_rollouts([broken], rewards, InProcess())
+    assert (table.dropped, table.faults) == (dropped, {})
+    assert set(raws(table, "each")) == {(0, 1), (0, 4)}, "a turn without an answer is not judged"
+    assert set(wholes(table, "whole")) == {(0, 4)}
     broken.segments[3].info["on_error"] = "fail"
     for by, key in (("environment", "rollout.environment.on_error"), ("agent", "rollout.on_error")):
         broken.segments[3].info["by"] = by

@@ -177,16 +177,6 @@ def test_every_turn_has_a_seed_of_its_own():
     assert trees[1].segments[10].seed == derive_seed(6, "turn", 1, 1)
 
 
-@settings(deadline=None, max_examples=30)
-@given(st.lists(st.integers(0, 2**62), min_size=1, max_size=5, unique=True), st.data())
-def test_batch_mates_change_nothing(seeds, data):
-    names = [str(seed) for seed in seeds]
-    together = grown(two_turn, names, seeds)
-    kept = data.draw(st.permutations(range(len(seeds))))[: data.draw(st.integers(1, len(seeds)))]
-    apart = grown(two_turn, [names[i] for i in kept], [seeds[i] for i in kept])
-    assert apart == [together[i] for i in kept]
-
-
 @settings(deadline=None)
 @given(st.integers(1, 4), st.integers(1, 4))
 def test_more_generations_leave_those_before_as_they_were(few, more):

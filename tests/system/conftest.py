@@ -1,8 +1,7 @@
 """Every test of this folder is `system`; and runs for them, made through the command line.
 
-Starting a run costs far more than running one this small, so a few runs serve all tests: one that
-is followed to its end, and several at once in the same home: the same experiment, whose follower is
-interrupted; one whose scorer fails; one that is stopped; and one that is stopped before it begins.
+Starting a run costs far more than running one this small, so one that is followed to its end serves
+many tests.
 """
 
 import fcntl
@@ -14,11 +13,10 @@ import subprocess
 import sys
 from contextlib import suppress
 from pathlib import Path
-from types import SimpleNamespace
 
 import psutil
 import pytest
-from guests import write_distribution
+from guests import importable, write_distribution
 from patience import LIMIT, find_processes, signal_processes, stop_process, wait_until
 from run_homes import MIRRORED, RLCR, SMALL, ReadHome
 
@@ -84,14 +82,23 @@ class Home(ReadHome):
         names = ("broken", "unhurried", "held")
         points = "".join(f"{name} = rlx_guest:{name}\n" for name in names)
         self.offer(f"[rlx.rewards]\n{points}", rlx_guest=GUEST)
-        inherited = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
         self.environment = {
             **os.environ,
             "RLX_HOME": str(self.path),
-            "PYTHONPATH": os.pathsep.join([str(folder / "guest"), *inherited]),
             "CUDA_VISIBLE_DEVICES": "",
             "COLUMNS": "160",
         }
+        self.add_path(folder / "guest")
+
+    def add_path(self, *paths):
+        """Has runs import from these folders, before all others."""
+        known = self.environment.get("PYTHONPATH", "").split(os.pathsep)
+        every = [*map(str, paths), *filter(None, known)]
+        self.environment["PYTHONPATH"] = os.pathsep.join(every)
+
+    def add_plugins(self, name):
+        """Offers the distribution `plugins/NAME` too."""
+        self.add_path(*importable(name, self.folder / name))
 
     def offer(self, points, **modules):
         """Writes what the one distribution beside rlx offers, in place of what it offered."""
@@ -133,14 +140,18 @@ class Home(ReadHome):
         """Every process that was started for this home, whoever its parent is now."""
         return find_processes(self.path)
 
+    def find(self, word, but=None):
+        """Those of them with a word in their command lines, and without another one."""
+        found = []
+        for pid in self.processes():
+            with suppress(psutil.Error):  # it has just ended
+                command = "\0".join(psutil.Process(pid).cmdline())
+                found += [pid] * (word in command and (but is None or but not in command))
+        return found
+
     def ranks(self, run_id):
         """Processes that train a run."""
-        mark, found = self.run(run_id).directory, []
-        for pid in self.processes():
-            with suppress(psutil.Error):
-                command = psutil.Process(pid).cmdline()
-                found += [pid] * (mark in command and "torch.distributed.run" not in command)
-        return found
+        return self.find(f"\0{self.run(run_id).directory}\0", but="torch.distributed.run")
 
     def freeze(self, *stopped):
         """Stops processes, at a moment at which none of them holds the registry's lock."""
@@ -159,7 +170,11 @@ class Home(ReadHome):
     @property
     def held(self):
         """Of a run whose steps wait while `lock` is there."""
-        use = f"{{plugin: held, turn: answer, lock: '{self.lock}', deadline: {LIMIT:g}}}"
+        return self.hold_turns("answer")
+
+    def hold_turns(self, kind):
+        """The same, for turns of another kind."""
+        use = f"{{plugin: held, turn: '{kind}', lock: '{self.lock}', deadline: {LIMIT:g}}}"
         return {"rewards.turn.held": use}
 
     def hold(self):
@@ -200,7 +215,7 @@ class Home(ReadHome):
     def thaw(self, rank):
         """Lets a process go on once its supervisor has asked it to end."""
         self.until(lambda: is_asked_to_end(rank), "its supervisor to pass that on")
-        os.kill(rank, signal.SIGCONT)
+        signal_processes([rank], signal.SIGCONT)
 
     def running(self):
         """Every process of this machine that has not ended."""
@@ -215,8 +230,11 @@ def has_begun(progress):
 
 
 def is_asked_to_end(pid):
-    """Whether a process that is frozen will find a SIGTERM."""
-    (line,) = re.findall(r"ShdPnd:\s*(\w+)", Path(f"/proc/{pid}/status").read_text())
+    """Whether a process that is frozen will find a SIGTERM, or has been killed meanwhile."""
+    try:
+        (line,) = re.findall(r"ShdPnd:\s*(\w+)", Path(f"/proc/{pid}/status").read_text())
+    except (FileNotFoundError, ProcessLookupError):
+        return True
     return bool(int(line, 16) >> (signal.SIGTERM - 1) & 1)
 
 
@@ -250,8 +268,7 @@ def pytest_collection_modifyitems(items):
 def at_home(folder):
     home = Home(folder)
     yield home
-    for pid in home.processes():  # of a test that failed half-way
-        os.kill(pid, signal.SIGKILL)
+    signal_processes(home.processes(), signal.SIGKILL)  # of a test that failed half-way
 
 
 @pytest.fixture(scope="session")
@@ -266,12 +283,9 @@ def own_home(tmp_path_factory):
 
 
 @pytest.fixture
-def own(home, tmp_path):
+def own(tmp_path):
     """A home of this test's own, in which nothing goes on at the end."""
-    own = type(home)(tmp_path)
-    yield own
-    for pid in own.processes():
-        os.kill(pid, signal.SIGKILL)
+    yield from at_home(tmp_path)
 
 
 class Finished:
@@ -296,38 +310,3 @@ def finished(home):
 def own_finished(own_home):
     """A run to whose records a module adds."""
     return Finished(own_home, SMALL)
-
-
-@pytest.fixture(scope="session")
-def others(home, finished):
-    """Several runs at once; by the time they are given out, all have ended."""
-    long = home.submit("-d", sets={**SMALL, "name": "long", "phases.0.steps": 100_000})
-    followed = home.begin("submit", home.yaml, "--again", sets={**SMALL, "name": "followed"})
-    left = wait_until("it to be recorded", lambda: by_name(home, "followed"))["followed"]
-    wait_until("it to run", lambda: home.run(left).status == "running")
-    home.freeze(*(ranks := home.await_ranks(left)))
-    os.killpg(followed.pid, signal.SIGINT)
-    interrupted = ended(followed)
-    status_then = home.run(left).status
-    signal_processes(ranks, signal.SIGCONT)
-    guest = {"name": "failing", "rewards.turn.guest": "{plugin: broken, turn: answer}"}
-    failing = home.begin("submit", home.yaml, sets={**SMALL, **guest})
-    early = {**SMALL, "seed": 1, "model.warm_start.steps": 100_000}  # it takes no step
-    hasty = home.submit("-d", sets=early)
-    assert home.rlx("stop", hasty).returncode == 0
-    wait_until("the long run to train", lambda: home.run(long).step > 1)
-    pid = home.run(long).pid
-    family = [pid, *(p.pid for p in psutil.Process(pid).children(recursive=True))]
-    assert home.rlx("stop", long).returncode == 0
-    failed = ended(failing)
-    wait_until("every process to end", lambda: not home.processes())
-    return SimpleNamespace(
-        long=long, left=left, hasty=hasty, failing=by_name(home, "failing")["failing"],
-        family=family, interrupted=interrupted, status_then=status_then, failed=failed,
-    )  # fmt: skip
-
-
-def by_name(home, *names):
-    with home.registry() as registry:
-        found = {run.name: run.id for run in registry.runs()}
-    return found if found.keys() >= set(names) else None

@@ -1,12 +1,12 @@
 """Runs whose rollouts are those of a program, beside the same game as an environment."""
 
-import os
 import shutil
 import signal
 
 import guests
 import pytest
 from engines import needs_vllm
+from patience import signal_processes
 
 GUESS = guests.ROOT / "plugins" / "rlx-guess"
 SMALL = {
@@ -21,11 +21,9 @@ SMALL = {
 
 
 @pytest.fixture(scope="module")
-def home(own_home, tmp_path_factory):
-    paths = guests.importable("rlx-guess", tmp_path_factory.mktemp("guess"))
-    paths = [*paths, own_home.environment["PYTHONPATH"]]
-    own_home.environment["PYTHONPATH"] = os.pathsep.join(paths)
-    for name in ("agent.yaml", "agent.py", "guess.yaml"):
+def home(own_home):
+    own_home.add_plugins("rlx-guess")
+    for name in ("agent.yaml", "agent.py"):
         shutil.copy(GUESS / name, own_home.folder / name)
     return own_home
 
@@ -38,7 +36,7 @@ def submit(home, spec, *options, **sets):
 
 @pytest.fixture(scope="module")
 def unbroken(home):
-    return submit(home, "agent.yaml")
+    return submit(home, "agent.yaml", **home.hold_turns("*"))
 
 
 def list_values(home, run):
@@ -75,21 +73,14 @@ def list_values(home, run):
 KINDS = ("_turn", "_guess", "_unclear", "_kg_query", "_answer", "_invalid")
 
 
-def test_the_agent_learns_what_the_environment_teaches(home, unbroken):
+def test_the_agent_learns_what_the_environment_teaches(home):
     """Every value, to the last bit, at the same seeds."""
-    native = submit(home, "guess.yaml")
-    mine, theirs = list_values(home, unbroken), list_values(home, native)
-    assert mine == theirs
-    assert len(mine[1]["train/loss"]) == 4
-    assert any(mine[1]["train/grad_norm"])
-
-
-def test_an_agent_on_the_knowledge_graph_learns_what_the_environment_teaches(home):
     sets = {"model.warm_start.batch_size": 16, "evaluation.variants": "{}", "phases.0.steps": 2}
     folder = guests.ROOT / "experiments"
     runs = [submit(home, folder / name, **sets) for name in ("kg_agent.yaml", "kg.yaml")]
     mine, theirs = (list_values(home, run) for run in runs)
     assert mine == theirs
+    assert len(mine[1]["train/loss"]) == 2
     rows = [row for _, rows, *_ in mine[0] for row in rows]
     assert {bool(value) for row in rows for value in row["advantages"]} == {False, True}
     scored = {}
@@ -101,7 +92,8 @@ def test_an_agent_on_the_knowledge_graph_learns_what_the_environment_teaches(hom
 
 def test_two_ranks_run_the_programs_that_one_runs(home, unbroken):
     """In the first step, with the same weights: every token, reward and, up to sums, metric."""
-    shared = submit(home, "agent.yaml", **{"runner.ranks": 2, "phases.0.steps": 1})
+    sets = {**home.hold_turns("*"), "runner.ranks": 2, "phases.0.steps": 1}
+    shared = submit(home, "agent.yaml", **sets)
     (mine, figures), (theirs, known) = (list_values(home, run) for run in (shared, unbroken))
     assert len(mine) == 4
     for (_, rows, rewards, turns), other in zip(mine, theirs, strict=False):
@@ -113,11 +105,12 @@ def test_two_ranks_run_the_programs_that_one_runs(home, unbroken):
 
 
 def test_a_run_that_is_killed_among_sessions_goes_on(home, unbroken):
-    run = submit(home, "agent.yaml", "-d", "--again")
+    run = submit(home, "agent.yaml", "-d", "--again", **home.hold_turns("*"))
     ranks = home.await_ranks(run)
     home.until(lambda: home.run(run).step >= 1, "it to train")
-    for pid in ranks:
-        os.kill(pid, signal.SIGKILL)
+    home.hold()  # or it could be over
+    signal_processes(ranks, signal.SIGKILL)
+    home.release()
     home.until(lambda: home.run(run).status == "finished", "it to finish")
     assert home.run(run).attempt == 2
     assert home.differences(unbroken, run) == []
@@ -149,7 +142,7 @@ def play(problem, base_url, api_key):
 @pytest.mark.parametrize("engine", ["transformers", pytest.param("vllm", marks=needs_vllm)])
 def test_an_agent_that_forks_its_history_trains(home, engine):
     (home.folder / "forking.py").write_text(FORKING)
-    home.environment["PYTHONPATH"] += os.pathsep + str(home.folder)
+    home.add_path(home.folder)
     other = "{rollout.schedule: agent, rollout.function: forking.py:play, rollout.max_turns: 5}"
     sets = {"phases.0.set": other, "phases.0.steps": 2, "estimator": "{name: grpo}"}
     sets |= {} if engine == "transformers" else {"sampler": "{engine: vllm, kv_cache_mb: 32}"}

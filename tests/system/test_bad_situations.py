@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 import pytest
-from patience import LIMIT, find_processes
+from patience import LIMIT, find_processes, signal_processes
 
 from rlx.launch.failures import RESERVE_BYTES
 from rlx_registry import read_body
@@ -86,8 +86,8 @@ def mount(home, tmp_path):
 
     yield make
     for made in mounts:
-        for pid in find_processes(made.environment["RLX_HOME"]):  # of a test that failed half-way
-            os.kill(pid, signal.SIGKILL)
+        # Of a test that failed half-way.
+        signal_processes(find_processes(made.environment["RLX_HOME"]), signal.SIGKILL)
         made.holder.kill()
         made.holder.communicate()
 
@@ -154,19 +154,18 @@ def test_a_full_disk_is_said_before_anything_is_recorded(home, mount):
 
 # Read-only homes ---------------------------------------------------------------------------------
 
-FAILED_RUN = """
+FAILED_RUN = f"""
+import sys
 from pathlib import Path
-none = {"spec": {}, "yaml": "", "plugins": [], "code": {}, "environment": {}}
-run, _ = registry.submit(digest="d", seed=0, name="kept", **none)
+sys.path.append({str(Path(__file__).parents[1])!r})
+from submissions import index_row, submit
+run = submit(registry)
 root = Path(registry.url.removeprefix("sqlite:///")).parent / "runs" / run.id
 root.mkdir(parents=True)
 registry.update_run(run.id, directory=root)
-row = RolloutIndex(
-    row=0, parent_row=None, tree=0, group=0, turn="answer", problem_id="p", reward=1.0,
-    advantage=0.0, n_tokens=1, finish_reason="stop", preview="seen",
-)
-registry.results.add_rollouts(run.id, 1, path="x", sha256="x", bytes=1, statistics={}, index=[row])
-registry.transition(run.id, {"submitted"}, "failed", "long ago")
+place = {{"path": "x", "sha256": "x", "bytes": 1, "statistics": {{}}}}
+registry.results.add_rollouts(run.id, 1, **place, index=[index_row()])
+registry.transition(run.id, ["submitted"], "failed", "long ago")
 """
 
 

@@ -22,16 +22,6 @@ def diverged(own_home):
     return own_home.rlx("submit", own_home.yaml, sets=sets)
 
 
-def spoil(value):
-    """The same state with NaN for every weight."""
-    if isinstance(value, dict):
-        return type(value)((key, spoil(item)) for key, item in value.items())
-    if isinstance(value, list):
-        return [spoil(item) for item in value]
-    is_weight = isinstance(value, torch.Tensor) and value.is_floating_point()
-    return torch.full_like(value, torch.nan) if is_weight else value
-
-
 def add_unsound_checkpoint(root):
     """A sealed checkpoint of step 3 whose weights are NaN."""
     folder = root / "step_000003"
@@ -40,7 +30,9 @@ def add_unsound_checkpoint(root):
     (folder / "state.json").write_text(json.dumps({**state, "step": 3}))
     path = folder / "policy" / "mp_rank_00_model_states.pt"
     whole = torch.load(path, weights_only=False)
-    torch.save({**whole, "module": spoil(whole["module"])}, path)
+    for weight in whole["module"].values():
+        weight.fill_(torch.nan)
+    torch.save(whole, path)
     (folder / MANIFEST).unlink()
     write_manifest(folder)
 

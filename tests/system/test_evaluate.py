@@ -8,7 +8,6 @@ import pytest
 
 from rlx_plugins.rlcr import parse_confidence
 
-EXPERIMENTS = Path(__file__).parents[2] / "experiments"
 SUITE = """
 name: shifted
 problems: 70
@@ -102,15 +101,6 @@ def test_a_model_by_its_name_on_the_hub(own_home, own_finished, suite, evaluated
     hub = json.loads(done.stdout)
     assert (hub["run"], hub["model"]) == (None, "org/tiny")
     assert hub["sets"] == told["sets"]
-    lost = own_home.rlx("eval", "org/other", "--spec", spec)
-    assert lost.returncode == 4
-    assert lost.stderr.startswith("error: there is no folder 'org/other' on this machine")
-    run = own_home.rlx("eval", own_finished.id, "--spec", spec)
-    assert run.returncode == 2
-    assert "a run has its own experiment" in run.stderr
-    bare = own_home.rlx("eval", "org/tiny")
-    assert bare.returncode == 2
-    assert "name the experiment of a model with --spec FILE" in bare.stderr
 
 
 def test_a_checkpoint_is_an_evaluation_of_its_step(own_home, own_finished, suite, evaluated):
@@ -128,28 +118,3 @@ def test_a_checkpoint_is_an_evaluation_of_its_step(own_home, own_finished, suite
     drawn = "pictures/suite-shifted-step-2/reliability"
     assert pictures >= {f"{drawn}.{kind}" for kind in ("png", "svg")}
     assert not list(own_finished.root.glob(".rlx-eval-*"))
-
-
-def test_a_checkpoint_that_is_gone_is_missed_by_those_that_are_there(own_home, own_finished):
-    done = own_home.rlx("eval", own_finished.id, "--at", 3)
-    assert done.returncode == 2
-    assert "there is no checkpoint of step 3; available steps: 2, 4" in done.stderr
-    spec = own_home.rlx("eval", own_finished.root / "model", "--at", 2, "--spec", own_home.yaml)
-    assert spec.returncode == 2
-    assert "drop --spec" in spec.stderr
-
-
-@pytest.mark.parametrize(
-    ("text", "says"),
-    [
-        ("name: x\nsets: {a: {set: {task.nmbers: [3]}}}\n", "set 'a' of the suite"),
-        ("name: x\nset: {a: {}}\n", "unknown key 'set'"),
-    ],
-)
-def test_a_suite_that_cannot_be_is_refused(own_home, own_finished, tmp_path, text, says):
-    path = tmp_path / "suite.yaml"
-    path.write_text(text)
-    done = own_home.rlx("eval", own_finished.id, "--suite", path)
-    assert done.returncode == 2, done.stderr
-    assert says in done.stderr
-    assert "Traceback" not in done.stderr

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from engines import has_ended
 from hostile_programs import ENDED, TIME, list_hostile_programs
 from patience import wait_until
 
@@ -73,13 +74,6 @@ def build_job(code, test, **options):
     return RewardJob(reward, (sample,), deadline=120.0)
 
 
-def is_alive(process):
-    try:
-        return process.status() != psutil.STATUS_ZOMBIE  # which nobody has collected yet
-    except psutil.NoSuchProcess:
-        return False
-
-
 def list_sandboxes():
     found = []
     for process in psutil.Process().children(recursive=True):
@@ -106,7 +100,7 @@ def test_no_program_reaches_anything_outside_and_each_has_its_reason(tmp_path, m
         with RewardPool(2, 1024) as pool:
             outcomes = pool.score([build_job(p.code, p.test) for p in programs])
             left = list_sandboxes()
-            wait_until("the sandboxes to end", lambda: not any(map(is_alive, left)))
+            wait_until("the sandboxes to end", lambda: all(map(has_ended, left)))
         wrong = []
         for program, outcome in zip(programs, outcomes, strict=True):
             (score,) = outcome.verdicts or (None,)

@@ -5,7 +5,6 @@ NUL and half characters; prompts hold names of control tokens.
 """
 
 import json
-import os
 import re
 
 import pytest
@@ -75,8 +74,7 @@ def home(own_home):
     guest = folder / "rude"
     points = "[rlx.rewards]\nrude = rlx_rude:rude\n"
     write_distribution(guest, "rlx-rude", points, rlx_rude=GUEST)
-    paths = [str(guest), own_home.environment["PYTHONPATH"]]
-    own_home.environment["PYTHONPATH"] = os.pathsep.join(paths)
+    own_home.add_path(guest)
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(STYLES, "tags", STYLE)
         make_checkpoint(folder / "model", "qwen2", "tags")
@@ -137,7 +135,7 @@ def test_commands_show_it_as_text(home, run, verb):
 
 
 def test_a_plan_shows_the_tokens_that_training_reads(home, run):
-    done = home.rlx("plan", "evil.yaml", "--row", "0")
+    done = home.rlx("plan", "evil.yaml", "--full")
     assert done.returncode == 0, done.stderr
     assert_inert(done)
     assert SHOWN in done.stdout

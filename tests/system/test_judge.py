@@ -6,16 +6,13 @@ import random
 import re
 import signal
 import sqlite3
-import subprocess
 import zlib
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 from threading import Thread
 
 import psutil
 import pytest
-import yaml
-from dashboards import START, serve
 from judge_server import JudgeServer
 from patience import wait_until
 
@@ -23,7 +20,6 @@ from rlx.plugin import Sample
 from rlx.reward import RewardJob, RewardPool
 from rlx_plugins.judge import Judge, JudgeRanking
 
-ROOT = Path(__file__).parents[2]
 TOKEN = "a-token-that-nobody-stores"
 TROUBLES = ("429", "500", "garbage", "form", "cut", "never")
 
@@ -136,8 +132,9 @@ def test_what_was_answered_before_a_kill_is_not_asked_again(tmp_path, open_serve
         asked = {prompt: server.asked[prompt] for prompt in server.replied}
         server.last = None
         for worker in psutil.Process().children():
-            for process in worker.children():
-                process.kill()
+            with suppress(psutil.Error):  # it has just ended
+                for process in worker.children():
+                    process.kill()
         scoring.join()  # in another process, as a resumed run does
     with RewardPool(1, 1024, path) as pool:
         assert list_values(pool.score(build_jobs(server, 100))) == pytest.approx(RIGHT[:100])
@@ -206,46 +203,3 @@ def test_rankings_and_limits_per_minute(open_server):
         (outcome,) = pool.score([RewardJob(judge, samples, 60.0)])
     assert [v.value for v in outcome.verdicts] == pytest.approx([0, 1 / 3, 2 / 3, 1])
     assert server.replied.total() == 12
-
-
-def test_a_model_that_rlx_serves_is_a_judge(tmp_path):
-    """The judge of experiments/judged, trained, served, and asked by the reward of its policy."""
-    environment = {**os.environ, "RLX_HOME": str(tmp_path / "home"), "OMP_NUM_THREADS": "1"}
-    common = {"cwd": ROOT, "env": environment}
-    sets = ("phases.0.steps=1", "evaluation.problems=4", "tracking.mlflow=null")
-    submit = ("submit", "experiments/judged/judge.yaml", *(f"--set={one}" for one in sets))
-    trained = subprocess.run([*START, *submit], capture_output=True, text=True, **common)
-    assert trained.returncode == 0, trained.stderr
-    pairs = [(w, s, n) for w, s in (("plus", "+"), ("minus", "-"), ("times", "*")) for n in (3, 44)]
-    rows = [
-        Sample(
-            id="a", problem={"task": f"x {word} {n}"}, turn="answer", number=1, response="",
-            spans={"answer": f"def f(x): return x {shown} {n}"},
-        )
-        for word, sign, n in pairs
-        for shown in (sign, *(other for other in "+-*" if other != sign))
-    ]  # fmt: skip
-    with (
-        serve("serve", "latest", "--no-token", environment=environment, cwd=ROOT) as (_, port),
-        RewardPool(1, 1024) as pool,
-    ):
-        url = f"http://127.0.0.1:{port}/v1"
-        judge = build_judge(Judge, "policy.yaml", "judged", url)
-        comparing = build_judge(JudgeRanking, "ranked.yaml", "ranked", url)
-        outcomes = pool.score([RewardJob(judge, (row,), 300.0) for row in rows])
-        groups = [tuple(rows[at : at + 3]) for at in range(0, len(rows), 3)]
-        ranked = pool.score([RewardJob(comparing, group, 300.0) for group in groups])
-    values = list_values(outcomes)
-    assert set(values) <= {0.0, 1.0}, values
-    right, wrong = values[::3], [*values[1::3], *values[2::3]]
-    assert sum(right) / len(right) > sum(wrong) / len(wrong)
-    places = [[verdict.value for verdict in outcome.verdicts] for outcome in ranked]
-    assert sum(first for first, *_ in places) / len(places) > 0.5, places
-
-
-def build_judge(kind, name, reward, url):
-    """The judge of a shipped experiment, at another address."""
-    written = yaml.safe_load((ROOT / "experiments" / "judged" / name).read_text())
-    options = written["rewards"]["turn"][reward]
-    own = {option: value for option, value in options.items() if option in kind.model_fields}
-    return kind(**{**own, "base_url": url})

@@ -9,13 +9,6 @@ from pathlib import Path
 from patience import ForwardClock
 
 
-def command(pid):
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-    except OSError:
-        return []
-
-
 def temporary_folder(rank):
     """The folder for temporary files of a rank; None if the rank has ended."""
     try:
@@ -33,10 +26,6 @@ def test_a_killed_rank_a_killed_supervisor_and_a_killed_peer(home):
     def submit(name, seed, ranks=1):
         sets = {**long, "name": name, "seed": seed, "runner.ranks": ranks}
         return home.submit("-d", sets=sets)
-
-    def of_run(name):
-        folder = home.run(runs[name]).directory.encode()
-        return {pid: c for pid in home.processes() if folder in (c := command(pid))}
 
     for seed, name in enumerate(("no-rank", "no-supervisor")):
         runs[name] = submit(name, seed)
@@ -61,7 +50,7 @@ def test_a_killed_rank_a_killed_supervisor_and_a_killed_peer(home):
     assert home.rlx("resume", runs["no-supervisor"], "-dq").returncode == 0
     # An attempt sweeps up after earlier ones before it starts its ranks.
     home.until(
-        lambda: {temporary_folder(pid) for pid in of_run("no-supervisor")} - {None, *folders},
+        lambda: {*map(temporary_folder, home.ranks(runs["no-supervisor"]))} - {None, *folders},
         "the second attempt to start its rank",
     )
     os.kill(home.run(runs["no-supervisor"]).pid, signal.SIGKILL)

@@ -44,7 +44,7 @@ def other(run):
         process.kill()
 
 
-def test_what_a_killed_process_left_is_removed_before_the_next(run, other):
+def test_what_a_killed_process_left_is_removed_before_the_next_of_its_run(run, other, tmp_path):
     """Even if its parent has not collected it."""
     process, left = other
     weights = Path("/dev/shm", f"{left.name}-rlx-vllm-1", "model.safetensors")
@@ -52,7 +52,8 @@ def test_what_a_killed_process_left_is_removed_before_the_next(run, other):
     weights.touch()
     process.kill()
     os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
-    assert left.exists()
+    with open_temporary_folder(RunFolder(tmp_path / "another")):
+        assert left.exists()
     with open_temporary_folder(run):
         assert not left.exists()
         assert not weights.parent.exists()
@@ -67,11 +68,3 @@ def test_the_folder_of_a_process_at_work_is_left_alone(run, other):
         process.wait()
         assert Path(variables["TMPDIR"]).exists()
     assert not any(theirs.parent.iterdir())
-
-
-def test_another_run_is_left_alone(run, other, tmp_path):
-    process, theirs = other
-    process.kill()
-    process.wait()
-    with open_temporary_folder(RunFolder(tmp_path / "another")):
-        assert theirs.exists()

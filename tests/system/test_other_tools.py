@@ -1,7 +1,6 @@
 """`rlx eval --with`: other tools evaluate a run's model over the interface that serves it."""
 
 import json
-import os
 from pathlib import Path
 
 import pytest
@@ -11,11 +10,9 @@ import rlx
 TOOLS = Path(__file__).parents[1] / "tools"
 
 
-@pytest.fixture(autouse=True)
-def tools(own_home):
-    path = own_home.environment["PYTHONPATH"]
-    if str(TOOLS) not in path:
-        own_home.environment["PYTHONPATH"] = os.pathsep.join([str(TOOLS), path])
+@pytest.fixture(scope="module", autouse=True)
+def _tools(own_home):
+    own_home.add_path(TOOLS)
 
 
 def test_log_likelihoods_are_recorded(own_home, own_finished):

@@ -8,7 +8,6 @@ import os
 import re
 import signal
 import tempfile
-from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -26,16 +25,6 @@ from rlx.spec import RunnerSpec
 def cluster():
     with open_ray_cluster() as running:
         yield running
-
-
-def find_processes(home, word):
-    """Processes of a home with a word on their command lines."""
-    found = []
-    for pid in home.processes():
-        with suppress(psutil.Error):
-            if any(word in one for one in psutil.Process(pid).cmdline()):
-                found.append(psutil.Process(pid))
-    return found
 
 
 def list_leftovers(home, run_id):
@@ -66,16 +55,11 @@ def test_a_killed_node_is_replaced_and_the_numbers_are_those_of_one_machine(own_
     def find_ranks():
         record = own_home.run(second)
         assert record.status in ("submitted", "running"), record.reason
-        found = []
-        for pid in own_home.ranks(second) if record.step > 1 else ():
-            with suppress(psutil.Error):  # it has just ended
-                process = psutil.Process(pid)
-                found += [process] * ("rlx.launch.rank" in process.cmdline())
-        return found
+        return own_home.find("rlx.launch.rank") if record.step > 1 else ()
 
     ranks = own_home.until(find_ranks, "both ranks to train")
     own_home.hold()  # it could be over before its node is missed
-    raylets = [rank.parent().ppid() for rank in ranks]
+    raylets = [psutil.Process(rank).parent().ppid() for rank in ranks]
     assert len(set(raylets)) == 2, "they are on two nodes"
     known = [cluster.find_raylet(number) for number in range(len(cluster.nodes))]
     cluster.kill_node(max(map(known.index, raylets)))  # never the head, which is the first
@@ -94,8 +78,8 @@ def test_a_killed_driver_leaves_nothing_and_the_run_goes_on(own_home, cluster):
     sets = {**own_home.long, "runner.launcher": launcher, "runner.checkpoint": "{every: 1}"}
     run = own_home.submit("-d", sets=sets)
     own_home.until(lambda: own_home.run(run).step > 1, "it to train")
-    (driver,) = find_processes(own_home, "rlx.launch.ray_ranks")
-    driver.kill()
+    (driver,) = own_home.find("rlx.launch.ray_ranks")
+    os.kill(driver, signal.SIGKILL)
     (reason,) = own_home.until(lambda: read_failures(own_home, run), "the attempt to fail")
     assert "the process that starts the ranks was killed by signal 9" in reason
     step = own_home.run(run).step
@@ -125,14 +109,12 @@ def test_a_cluster_that_does_not_answer_is_said_at_once(own_home):
     assert done.returncode == 4
 
 
-def test_ray_that_is_missing_is_named_with_its_extra(own_home, tmp_path):
+def test_ray_that_is_missing_is_named_with_its_extra(own, tmp_path):
     """A folder before the installed packages, which says that rlx wants another Ray."""
     wanted = list_packages()["ray"].range
-    write_distribution(tmp_path, "ray", version="0.1")
-    before = own_home.environment["PYTHONPATH"]
-    own_home.environment["PYTHONPATH"] = f"{tmp_path}:{before}"
-    done = own_home.rlx("submit", own_home.yaml, sets={"runner.launcher": "ray"})
-    own_home.environment["PYTHONPATH"] = before
+    write_distribution(tmp_path / "old", "ray", version="0.1")
+    own.add_path(tmp_path / "old")
+    done = own.rlx("submit", own.yaml, sets={"runner.launcher": "ray"})
     assert f"needs the package ray{wanted}, found 0.1" in done.stderr
     assert "pip install 'rlx[ray]'" in done.stderr
     assert done.returncode == 4

@@ -1,9 +1,10 @@
 """The release command, in clones of the checkout."""
 
-import importlib.util
 import subprocess
 import sys
 from pathlib import Path
+from runpy import run_path
+from types import SimpleNamespace
 
 import pytest
 from packaging.version import Version
@@ -11,14 +12,7 @@ from packaging.version import Version
 ROOT = Path(__file__).parents[2]
 
 
-def load_release():
-    spec = importlib.util.spec_from_file_location("release", ROOT / ".ci" / "release.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-release = load_release()
+release = SimpleNamespace(**run_path(str(ROOT / ".ci" / "release.py")))
 
 
 def git(folder, *arguments):

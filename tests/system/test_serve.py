@@ -1,15 +1,22 @@
 """`rlx serve` as its users meet it: a server process, and OpenAI's own client."""
 
 import signal
-import subprocess
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import openai
 import pytest
-from dashboards import START, serve
+import yaml
+from dashboards import serve
 from patience import wait_until
 from real_models import make_real_checkpoint
 
+from rlx.cli import main
+from rlx.plugin import Sample
+from rlx.reward import RewardJob, RewardPool
+from rlx_plugins.judge import Judge, JudgeRanking
+
+JUDGED = Path(__file__).parents[2] / "experiments" / "judged"
 TOKEN = "a-token-of-the-tests"
 
 
@@ -51,6 +58,31 @@ def test_the_client_of_openai_works_unchanged(served, folder):
     assert text.choices[0].logprobs.token_logprobs[0] is None
 
 
+@pytest.mark.parametrize(
+    ("kind", "file", "name"), [(Judge, "policy", "judged"), (JudgeRanking, "ranked", "ranked")]
+)
+def test_the_shipped_judges_can_ask_it(served, folder, monkeypatch, kind, file, name):
+    """Random weights give no verdict; what they reply is read, and nothing is refused."""
+    _, client = served
+    monkeypatch.setenv("JUDGE_TOKEN", TOKEN)
+    options = yaml.safe_load((JUDGED / f"{file}.yaml").read_text())["rewards"]["turn"][name]
+    options = {option: value for option, value in options.items() if option in kind.model_fields}
+    there = {"model": folder.name, "base_url": str(client.base_url), "key": "JUDGE_TOKEN"}
+    samples = [
+        Sample(
+            id="a", problem={"task": "x plus 3"}, turn="answer", number=1, response="",
+            spans={"answer": f"def f(x): return x {sign} 3"},
+        )
+        for sign in "+-"
+    ]  # fmt: skip
+    asked = samples if kind is JudgeRanking else samples[:1]
+    with RewardPool(1, 1024) as pool:
+        (outcome,) = pool.score(
+            [RewardJob(kind(**options | there, retries=0), tuple(asked), 300.0)]
+        )
+    assert "no verdict after 1 tries: unreadable reply: " in outcome.fault
+
+
 def test_an_interrupt_ends_it_although_somebody_still_waits(served, folder):
     process, client = served
     asked = {"model": folder.name, "prompt": "On and on", "max_tokens": 900, "n": 100}
@@ -63,8 +95,6 @@ def test_an_interrupt_ends_it_although_somebody_still_waits(served, folder):
             waiting.result()
 
 
-def test_only_programs_of_this_machine_are_served_without_a_token(folder):
-    command = [*START, "serve", folder, "--no-token", "--host", "0.0.0.0"]
-    refused = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert refused.returncode == 2
-    assert "only on this machine's own address" in refused.stderr
+def test_only_programs_of_this_machine_are_served_without_a_token(folder, capsys):
+    assert main(["serve", str(folder), "--no-token", "--host", "0.0.0.0"]) == 2
+    assert "only on this machine's own address" in capsys.readouterr().err

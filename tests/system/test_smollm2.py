@@ -1,11 +1,9 @@
 """Two steps of each schedule with the real weights of SmolLM2-135M-Instruct, where they are."""
 
 import lzma
-import os
 import shutil
 from pathlib import Path
 
-import guests
 import pytest
 from real_models import COMPRESSED, COPIED, FETCHED, FOLDER, find_real_weights
 
@@ -27,15 +25,13 @@ class Done:
 
 
 @pytest.fixture(scope="module")
-def done(own_home, tmp_path_factory):
+def done(own_home):
     folder = own_home.folder
     (folder / "SmolLM2-135M-Instruct.Q4_1.gguf").symlink_to(find_real_weights())
     for name in ("train.jsonl", "test.jsonl"):
         shutil.copy(FETCHED / name, folder)
     shutil.copy(SPEC, folder / "smollm2.yaml")
-    paths = guests.importable("rlx-guess", tmp_path_factory.mktemp("guess"))
-    paths = [*paths, own_home.environment["PYTHONPATH"]]
-    own_home.environment["PYTHONPATH"] = os.pathsep.join(paths)
+    own_home.add_plugins("rlx-guess")
     own_home.environment["XDG_CACHE_HOME"] = str(folder / "cache")
     submitted = own_home.rlx("submit", "smollm2.yaml")
     assert submitted.returncode == 0, submitted.stderr

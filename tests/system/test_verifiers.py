@@ -1,71 +1,11 @@
-"""Tasksets of verifiers through rlx. Those that need verifiers itself run with its interpreter:
+"""The process that asks a taskset of verifiers, without verifiers itself."""
 
-RLX_VERIFIERS_PYTHON=/path/to/venv/bin/python pytest tests/system/test_verifiers.py
-"""
-
-import os
 import sys
 
 import pytest
 from patience import LIMIT
 
-from rlx.plugin import Action
-from rlx.reward import PooledHost, RewardPool
-from rlx.rollout import LocalHost
-from rlx.testing import check_task
-from rlx.testing.rewards import HOSTILE_TEXTS
-from rlx_gyms.verifiers import (
-    RemoteFault,
-    TasksetProcess,
-    TasksetSource,
-    VerifiersEnvironment,
-    VerifiersTask,
-)
-
-PYTHON = os.environ.get("RLX_VERIFIERS_PYTHON")
-
-needs_verifiers = pytest.mark.skipif(PYTHON is None, reason="RLX_VERIFIERS_PYTHON is not set")
-
-SUMS = """
-import verifiers.v1 as vf
-
-
-class SumData(vf.TaskData):
-    answer: str
-
-
-class SumConfig(vf.TasksetConfig):
-    largest: int = 9
-
-
-class SumTask(vf.Task[SumData, vf.State, vf.TaskConfig]):
-    @vf.reward(weight=0.5)
-    async def right(self, task: SumData, trace: vf.Trace) -> float:
-        print("must not stand among the answers")
-        if trace.last_reply == "hang":
-            while True:
-                pass
-        if trace.last_reply == "exit":
-            raise SystemExit(3)
-        return float(trace.last_reply == task.answer)
-
-    @vf.metric
-    async def length(self, task: SumData, trace: vf.Trace) -> float:
-        return float(len(trace.last_reply))
-
-
-class SumTaskset(vf.Taskset[SumTask, SumConfig]):
-    def load(self):
-        for a in range(self.config.largest + 1):
-            for b in range(self.config.largest + 1):
-                yield SumTask(SumData(prompt=f"{a}+{b}=", answer=str(a + b)), self.config.task)
-
-
-__all__ = ["SumTaskset"]
-"""
-
-
-# The process --------------------------------------------------------------------------------------
+from rlx_gyms.verifiers import RemoteFault, TasksetProcess, TasksetSource, VerifiersTask
 
 SERVES = """
 import os, sys, time
@@ -110,63 +50,3 @@ def test_a_process_that_misbehaves_is_named_and_started_again(tmp_path, action, 
 def test_an_interpreter_without_verifiers_is_named_before_a_run(python, says):
     with pytest.raises(ValueError, match=says):
         VerifiersTask(taskset="sums", python=python).check()
-
-
-# A taskset ----------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def task(tmp_path):
-    """A taskset in a local folder."""
-    folder = tmp_path / "sums"
-    folder.mkdir()
-    (folder / "__init__.py").write_text(SUMS)
-    return VerifiersTask(taskset=str(folder), python=PYTHON, config={"largest": 5}, held_out=3)
-
-
-@needs_verifiers
-def test_answers_are_scored_by_the_rewards_of_the_taskset(task):
-    task.check()
-    host = LocalHost(VerifiersEnvironment())
-    for index in range(3):
-        problem = task.problem("test", index, 0)
-        first, second = problem.prompt.rstrip("=").split("+")
-        (state,) = host.reset([(problem.fields, 0)])
-        answers = (str(int(first) + int(second)), "100")
-        right, wrong = host.step([(state, Action(text=text)) for text in answers])
-        assert right.done
-        assert right.info["return"] == right.info["right"] == 0.5
-        assert wrong.info["return"] == 0.0
-        assert wrong.info["length"] == 3.0
-
-
-@needs_verifiers
-def test_a_score_that_hangs_or_ends_its_process_costs_itself_alone(task, monkeypatch):
-    monkeypatch.setattr("rlx_gyms.verifiers._SCORE_SECONDS", 2.0)
-    problem = task.problem("train", 0, 0)
-    host = LocalHost(VerifiersEnvironment())
-    (state,) = host.reset([(problem.fields, 0)])
-    for text, says in (("hang", "within 2 s"), ("exit", "ended its process")):
-        with pytest.raises(RemoteFault, match=says):
-            host.step([(state, Action(text=text))])
-    for text in HOSTILE_TEXTS.values():
-        (step,) = host.step([(state, Action(text=text))])
-        assert step.info["return"] == 0.0
-
-
-@needs_verifiers
-def test_options_that_the_taskset_does_not_have_are_named(task):
-    with pytest.raises(ValueError, match="largst"):
-        task.model_copy(update={"config": {"largst": 5}}).check()
-
-
-@needs_verifiers
-def test_the_task_keeps_its_promises_and_workers_score_alike(task):
-    check_task(task)
-    problem = task.problem("train", 0, 0)
-    environment = VerifiersEnvironment()
-    (state,) = LocalHost(environment).reset([(problem.fields, 0)])
-    calls = [(state, Action(text=text)) for text in ("1", "2", "3", "hello")]
-    with RewardPool(1, 2048) as pool:
-        steps = PooledHost(environment, pool, 90.0).step(calls)
-    assert [s.info for s in steps] == [s.info for s in LocalHost(environment).step(calls)]

@@ -24,24 +24,14 @@ SETS = {
 }
 
 
-def workers(home):
-    """Processes of vLLM, by the folder of their run's home."""
-    return [p for p in home.processes() if b"vllm_process" in cmdline(p)]
-
-
-def cmdline(pid):
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes()
-    except OSError:
-        return b""
-
-
 def test_every_step_is_taken_and_the_sampler_stays_the_learner(own_home):
     own_home.environment["CXX"] = "/nowhere/c++"
-    run_id = own_home.submit("-d", yaml=QUICK, sets=SETS)
-    (worker,) = wait_until("its worker", lambda: workers(own_home))
+    run_id = own_home.submit("-d", yaml=QUICK, sets={**SETS, **own_home.held})
+    (worker,) = wait_until("its worker", lambda: own_home.find("vllm_process"))
     wait_until("a step", lambda: own_home.run(run_id).step >= 1)
+    own_home.hold()  # or the run could be over
     os.kill(worker, signal.SIGKILL)
+    own_home.release()
     wait_until("the run to end", lambda: own_home.run(run_id).ended)
     wait_until("every process to end", lambda: not own_home.processes())
     run = own_home.run(run_id)

@@ -100,10 +100,3 @@ def test_visible_text_hides_nothing_and_keeps_the_rest(text):
     assert shown.count("\n") == text.count("\n")
     if text.isprintable() and not BLANK.search(text):
         assert shown == text
-
-
-def test_what_cannot_be_seen_is_named():
-    text = "\x00\x1b\x7f\x85\u202e\u2069\u200b\ud800\U000e0041\u2028"
-    assert render_visible_text(text) == (
-        "␀␛␡⟨U+0085⟩⟨U+202E⟩⟨U+2069⟩⟨U+200B⟩⟨U+D800⟩⟨U+E0041⟩⟨U+2028⟩"
-    )

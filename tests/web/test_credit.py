@@ -27,14 +27,12 @@ def bits(value):
     return None if value is None else struct.pack("<f", value)
 
 
-def test_every_figure_of_every_token_is_the_stored_one_bit_for_bit(plain, filled):
+@pytest.mark.parametrize("number", ROWS)
+def test_every_figure_of_every_token_is_the_stored_one_bit_for_bit(plain, filled, number):
     rows = stored(filled)
     assert sorted(rows) == ROWS
-    for number, (tree, row) in rows.items():
-        check_tokens(plain.twin(f"{STEP}/{number}")["lines"], tree, row)
-
-
-def check_tokens(lines, tree, row):
+    tree, row = rows[number]
+    lines = plain.twin(f"{STEP}/{number}")["lines"]
     ids, texts, authors, said, segment = [], [], [], [], row["segment"]
     path = []
     while segment >= 0:
@@ -66,13 +64,9 @@ def check_tokens(lines, tree, row):
             assert "drift" not in line
 
 
-def test_what_its_advantage_starts_from(plain, known):
+@pytest.mark.parametrize("number", ROWS)
+def test_what_its_advantage_starts_from(plain, known, number):
     index = known.results.rollout_index("1", 3)
-    for number in ROWS:
-        check_group(plain, index, number)
-
-
-def check_group(plain, index, number):
     data, own = plain.twin(f"{STEP}/{number}"), index[number]
     mates = [i for i in index if i.group == own.group]
     rewards = [m.reward for m in mates if m.reward is not None]

@@ -8,19 +8,6 @@ from rlx.record.recorder import Recorder
 RUN = "/runs/r-0002"
 
 
-def test_the_strip_says_how_it_stands(plain, known):
-    record, strip = known.run("2"), plain.twin(RUN)["run"]
-    for field in ("id", "seed", "step", "steps_total", "phase", "attempt", "host", "digest"):
-        assert strip[field] == getattr(record, field), field
-    text = plain.page(RUN).cells()
-    for said in ("plain seed 1", "Step 3 /10", "Phase plain", "Attempt 1", "dddddddddddd"):
-        assert said in text, said
-    page = plain.page(RUN)
-    assert ("progress", "value", "3") in page.attributes
-    assert ("progress", "max", "10") in page.attributes
-    assert plain.page("/runs/r-0001").text.count("Ended") == 1
-
-
 def test_the_time_left_is_that_of_the_last_steps(empty, registry):
     run = submit(registry, status="running")
     registry.update_run(run, step=4, steps_total=10)

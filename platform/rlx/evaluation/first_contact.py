@@ -9,10 +9,10 @@ import torch
 
 from rlx.batch import build_token_batch, list_batch_rows
 from rlx.credit import compute_group_extremes, has_score_spread, structured_scores
-from rlx.credit_assignment import find_lost_rows, join_row_rewards
 from rlx.phase_setup import PhaseSetup
 from rlx.reward import RewardEntry, RewardTable
 from rlx.rollout import RolloutTree, Segment
+from rlx.step import find_lost_rows, join_row_rewards
 from rlx.text import escape_unprintable, pluralize_noun
 
 SAMPLES = 3

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from rlx.discovery import (
     build_plugin,
-    describe_data_changes,
     describe_plugin_changes,
     resolve_plugins,
 )
@@ -22,14 +21,13 @@ from rlx.home import RunFolder
 from rlx.launch import locate_run_folder
 from rlx.phase_setup import PhaseSetup, build_setup
 from rlx.progress import ShowProgress, ignore_progress
-from rlx.record import StoredStep, read_step
+from rlx.record import StoredStep, TrainedRows, read_step
 from rlx.results.rescoring import credit_stored_rows, flatten_stored_rows
 from rlx.results.stored_steps import select_rollout_steps
 from rlx.reward import NamedReward, Place, RewardEntry, RewardPool, RewardTable, rescore_rollouts
 from rlx.rollout import RolloutTree
-from rlx.run import build_trained_rows
 from rlx.spec import ExperimentSpec, MultiTurnRolloutSpec, RewardsSpec
-from rlx.train_batch import ScoredRows
+from rlx.step import ScoredRows
 from rlx_registry import BodyError, Registry, RunRecord, read_body
 
 VIOLATIONS_KEPT = 3
@@ -179,10 +177,7 @@ def _build_phase(
     phases = {phase.name: phase for phase in spec.phases}
     here, unchecked = _drop_unscorable_rewards(spec.resolve_phase_spec(phases[name]))
     plugins = resolve_plugins(here)
-    notes = [
-        *describe_plugin_changes(plugins.provenance, run.plugins),
-        *describe_data_changes(plugins.list_records(), run.plugins),
-    ]
+    notes = list(describe_plugin_changes(plugins.list_records(), run.plugins))
     if isinstance(here.rollout, MultiTurnRolloutSpec) and plugins.mask.reaches_beyond():
         notes.insert(
             0,
@@ -239,7 +234,7 @@ def check_step(
     expected = setup.mask(scored.batch)
     _compare(tallies["masks"], step, scored, "mask", (mask, expected), tokens, exact=True)
     train, _ = credit_stored_rows(step, stored, scored, setup, statistics)
-    recomputed, learning = build_trained_rows(train), int(mask.sum())
+    recomputed, learning = TrainedRows.from_batch(train), int(mask.sum())
     # Bit for bit where no sum depends on threads and no exponential on the CPU.
     plain_kl = setup.spec.credit.kl_penalty not in ("k3", "low_var_kl")
     exact = {"placed": True, "weights": True, "kl": plain_kl, "token_rewards": plain_kl}

@@ -16,7 +16,6 @@ from pydantic_core import to_json
 
 from rlx.agents import build_rollout_host
 from rlx.checkpoint import copy_checkpoint, read_state, write_weights
-from rlx.credit_assignment import build_scored_rows, find_lost_rows
 from rlx.errors import EnvironmentFault, SpecError
 from rlx.evaluation import FirstContact, describe_first_contact
 from rlx.home import format_path
@@ -48,6 +47,7 @@ from rlx.spec.reading import (
     read_document,
     validate_document_values,
 )
+from rlx.step import build_scored_rows, find_lost_rows
 from rlx.text import escape_unprintable, explain_write_errors, format_duration
 from rlx_registry import RunRecord
 
@@ -74,7 +74,7 @@ class TrainedModel:
     def read_spec(self, overrides: Sequence[str]) -> ExperimentSpec:
         """The experiment with overrides, checked with its plugins."""
         document = apply_overrides(self.document, overrides)
-        read = validate_document(document, Path(document.file))
+        read = validate_document(document)
         check_read_spec(read)
         return read.spec
 

@@ -15,8 +15,7 @@ import torch
 from torch import Tensor
 
 from rlx.batch import list_batch_rows
-from rlx.credit_assignment import build_scored_rows, compute_answer_scores, find_lost_rows
-from rlx.discovery import describe_data_changes, describe_plugin_changes, list_plugin_records
+from rlx.discovery import describe_plugin_changes, list_plugin_records
 from rlx.errors import ShapeError, SpecError
 from rlx.launch import locate_run_folder, open_registry
 from rlx.phase_setup import PhaseSetup, build_setup
@@ -26,11 +25,17 @@ from rlx.record import StoredStep, TrainedRows, read_step
 from rlx.results.stored_steps import select_rollout_steps
 from rlx.results.targets import OpenedRun, check_sections, locate_target
 from rlx.reward import Place, RewardPool, RewardTable, score_rollouts
-from rlx.run import ControllerState, build_trained_rows, read_token_streams
+from rlx.run import ControllerState
 from rlx.spec import ExperimentSpec
 from rlx.spec.reading import apply_overrides, label_refusal, parse_yaml_document
-from rlx.step import assign_credit
-from rlx.train_batch import ScoredRows, TrainBatch
+from rlx.step import (
+    ScoredRows,
+    TrainBatch,
+    assign_credit,
+    build_scored_rows,
+    compute_answer_scores,
+    find_lost_rows,
+)
 from rlx_registry import STREAMS, Registry, RunRecord, read_body
 
 RULES = ("rewards", "mask", "estimator", "credit", "loss", "evaluation")
@@ -222,7 +227,7 @@ def _rescore_steps(
             }
             train, kept = credit_stored_rows(step, stored, scored, setup, inputs, recomputed)
             controllers, last = controllers.after(train, setup.spec, with_critic=False), step
-            yield RescoredStep(step, stored, table, build_trained_rows(train), kept)
+            yield RescoredStep(step, stored, table, TrainedRows.from_batch(train), kept)
 
 
 def flatten_stored_rows(
@@ -268,7 +273,7 @@ def credit_stored_rows(
     number = {(tree, segment): i for i, (tree, segment, *_) in enumerate(stored.rows.places)}
     rows = scored.batch.rows
     kept = torch.tensor([number[row.tree, row.segment] for row in rows], dtype=torch.int64)
-    streams = read_token_streams(stored.rows, scored.batch, kept, statistics, recomputed)
+    streams = stored.rows.read_streams(scored.batch, kept, statistics, recomputed)
     for stream in STREAMS.values():
         if stream.is_optional and stream.name in setup.needs - streams.optional.keys():
             raise SpecError(
@@ -325,12 +330,9 @@ def _build_rescore_spec(
         other = read_spec(file).spec.dump_resolved()
         tree |= {name: other[name] for name in RULES}
     document = parse_yaml_document(json.dumps(tree, indent=2), f"the experiment of {run.id}")
-    read = validate_document(apply_overrides(document, overrides), Path(document.file))
+    read = validate_document(apply_overrides(document, overrides))
     plugins = check_read_spec(read)
     if read.spec.dump_resolved() != recorded:
         return read.spec, False, []
-    notes = [
-        *describe_plugin_changes(plugins.provenance, run.plugins),
-        *describe_data_changes(list_plugin_records(read.spec, plugins), run.plugins),
-    ]
+    notes = describe_plugin_changes(list_plugin_records(read.spec, plugins), run.plugins)
     return read.spec, True, list(dict.fromkeys(notes))

@@ -142,30 +142,22 @@ class TextRequest(SamplingRequest):
 
 
 class TextPart(_Body):
-    """A part of a message's content; there are no others than text."""
-
     type: Literal["text"]
     text: str
 
 
 class CalledFunction(_Body):
-    """A call of a function, with its arguments as JSON."""
-
     name: str
     arguments: str
 
 
 class ToolCall(_Body):
-    """A call of a tool in an assistant's message."""
-
     id: str
     type: Literal["function"] = "function"
     function: CalledFunction
 
 
 class ChatMessage(_Body):
-    """A message of a conversation."""
-
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | list[TextPart] | None = None
     name: str | None = None
@@ -209,8 +201,6 @@ def _parse_arguments(call: ToolCall) -> dict[str, Any]:
 
 
 class FunctionSchema(_Body):
-    """A function that the model may call."""
-
     name: str
     description: str | None = None
     parameters: dict[str, JsonValue] | None = None
@@ -218,15 +208,11 @@ class FunctionSchema(_Body):
 
 
 class Tool(_Body):
-    """A tool that the model may call."""
-
     type: Literal["function"]
     function: FunctionSchema
 
 
 class ResponseFormat(_Body):
-    """The form of a reply; there is no other than text."""
-
     type: Literal["text"]
 
 

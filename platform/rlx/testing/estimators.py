@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from rlx.batch import NO_TURN
-from rlx.credit import Credit, CreditInputs, PlacedRewards, place_rewards, sum_token_rewards
+from rlx.credit import Credit, CreditInputs, place_rewards, sum_token_rewards
 from rlx.discovery import list_needed_streams
 from rlx.plugin import Estimator as EstimatorPlugin
 from rlx.spec import TurnProportional
@@ -24,7 +24,7 @@ from rlx.testing.promise import (
 )
 from rlx_registry import STREAMS, TokenStream
 
-Function = Callable[[CreditInputs], Tensor | Credit | PlacedRewards]
+Function = Callable[[CreditInputs], Tensor | Credit | CreditInputs]
 
 _SEEDS = range(5)
 _GROUP_SIZES = (4, 2, 5, 3, 12, 1)
@@ -136,7 +136,8 @@ def estimator_checks() -> tuple[PromiseCheck, ...]:
 
 def check_placement(place: Any) -> None:
     """Raises AssertionError, naming the broken promise, unless a `Placement` plugin, as class or
-    instance, keeps them all; or a function of `CreditInputs` alone that returns `PlacedRewards`."""
+    instance, keeps them all; or a function that takes only `CreditInputs` and returns them with the
+    rewards placed."""
     run_checks(placement_checks(), place)
 
 
@@ -169,7 +170,7 @@ def _compute_tokens(function: Function, inputs: CreditInputs) -> Tensor:
     result = function(inputs)
     if isinstance(result, Credit):
         return result.advantages
-    return result.token_rewards if isinstance(result, PlacedRewards) else result
+    return result.token_rewards if isinstance(result, CreditInputs) else result
 
 
 def _assert_same_values(actual: Tensor, expected: Tensor, complaint: str) -> None:
@@ -290,11 +291,12 @@ def _check_id_renaming(estimator: Function, inputs: CreditInputs) -> None:
     "what lies on no token is `lost`: placed and lost add up to the same for any mask",
 )
 def _check_reported_losses(
-    place: Callable[[CreditInputs], PlacedRewards], inputs: CreditInputs
+    place: Callable[[CreditInputs], CreditInputs], inputs: CreditInputs
 ) -> None:
     sums = []
     for each in (inputs, replace(inputs, mask=inputs.turn_ids > 0)):
         placed = place(each)
+        assert placed.lost is not None, "does not say what is lost"
         sums.append(sum_token_rewards(placed.token_rewards, each.mask) + placed.lost)
     message = "what is placed and lost depends on the mask"
     torch.testing.assert_close(*sums, rtol=1e-4, atol=1e-4, msg=message)

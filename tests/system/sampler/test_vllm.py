@@ -80,15 +80,6 @@ def tokens(completions):
 # Against the model itself ------------------------------------------------------------------------
 
 
-def test_the_sample_covers_what_the_tests_are_about(requests, two_turns):
-    first, _, second = two_turns
-    assert max(len(request.context) for request in requests) > 64  # two blocks
-    for completions in (first, second):
-        flat = [c for group in completions for c in group]
-        assert {c.finish_reason for c in flat} == {"stop", "length"}
-        assert len({len(c.token_ids) for c in flat}) > 3
-
-
 @pytest.mark.parametrize(("turn", "temperature"), [(1, 1.0), (2, 0.7)])
 def test_logprobs_are_those_of_a_plain_forward(policy, requests, two_turns, turn, temperature):
     first, below, second = two_turns
@@ -153,9 +144,6 @@ def test_logprobs_are_those_of_the_cut_distribution(policy, sampler, requests):
             cut = compute_sampling_logprobs(logits, sampling)
             plain = cut[torch.arange(len(c.token_ids)), torch.tensor(c.token_ids)]
             assert c.logprobs == pytest.approx(plain.tolist(), abs=5e-5)
-
-
-# Against itself ----------------------------------------------------------------------------------
 
 
 # Ends --------------------------------------------------------------------------------------------

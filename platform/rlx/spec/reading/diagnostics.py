@@ -43,7 +43,7 @@ class SourceLocation:
         return f"{self.file}:{self.line}:{self.column}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Diagnostic:
     """One error or warning.
 
@@ -67,12 +67,8 @@ class Diagnostic:
     notes: tuple[str, ...] = ()
     severity: Literal["error", "warning"] = "error"
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         return format_diagnostic(self)
-
-    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
-        """Shows it in a notebook as the command line does."""
-        printer.text(str(self))
 
     @property
     def exit_code(self) -> Literal[2, 3, 4]:
@@ -133,9 +129,8 @@ def build_refusal(diagnostics: Sequence[Diagnostic], file: str) -> InvalidSpec:
     follows the lowest exit code among them."""
 
     def get_rank(fault: Diagnostic) -> tuple[int, int, int]:
-        place = fault.position
-        order = get_args(FaultKind).index(fault.kind)
-        return order, place.line if place else 0, place.column if place else 0
+        at = (fault.position.line, fault.position.column) if fault.position else (0, 0)
+        return get_args(FaultKind).index(fault.kind), *at
 
     ordered = sorted(dict.fromkeys(diagnostics), key=get_rank)
     return _REFUSALS[min(d.exit_code for d in ordered)](ordered, file)

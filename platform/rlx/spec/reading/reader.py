@@ -23,7 +23,6 @@ from rlx.plugin_files import (
     keep_plugin_file,
     keep_plugin_source,
     list_plugin_names,
-    names_plugin,
 )
 from rlx.spec.base import KeyPath, get_at_path, has_path, set_at_path
 from rlx.spec.experiment import ExperimentSpec
@@ -38,6 +37,7 @@ from rlx.spec.reading.diagnostics import (
 )
 from rlx.spec.reading.validation_errors import validate_values
 from rlx.spec.reading.yaml_source import (
+    OVERRIDE,
     Place,
     YamlDocument,
     parse_yaml_document,
@@ -49,17 +49,15 @@ from rlx.text import escape_unprintable
 _Model = TypeVar("_Model", bound=BaseModel)
 _EXTENDS = "extends"
 _IN_PYTHON = "<python>"
-_OVERRIDE = "<override>"
 _SELECTORS = ("plugin", "kind", "strategy", "engine")
 """Keys that select what the other keys of their section mean; in `estimator`, `name` does."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedSpec:
-    """An experiment as it was read: its file, or `<python>`, what was written there and by
-    overrides, and the spec."""
+    """An experiment as it was read: what was written in its file, or in Python, and by overrides,
+    and the spec."""
 
-    path: Path
     document: YamlDocument
     spec: ExperimentSpec
 
@@ -68,33 +66,31 @@ class LoadedSpec:
         """Maps the dotted path of every value to `default`, `FILE:line` or `--set`; a list of plain
         values counts as one value."""
         origins = {}
-        for at in _list_leaf_paths(self.spec.dump_resolved(), ()):
+        for at, _ in _list_leaves(self.spec.dump_resolved(), ()):
             written = at
             if at[-1] == "kind" and isinstance(get_at_path(self.document.tree, at[:-1]), str):
                 written = at[:-1]  # a bare kind, such as `launcher: slurm`
             origin = "default"
             if found := self.document.places.get(written):
                 place = found.value
-                origin = "--set" if place.file == _OVERRIDE else f"{place.file}:{place.line}"
+                origin = "--set" if place.file == OVERRIDE else f"{place.file}:{place.line}"
             origins[format_key_path(at)] = origin
         return origins
 
 
 def list_leaf_values(tree: Any) -> Iterator[tuple[str, Any]]:
     """Yields every value of an experiment with its dotted path; a list of plain values is one."""
-    for path in _list_leaf_paths(tree, ()):
-        yield format_key_path(path), get_at_path(tree, path)
+    for path, value in _list_leaves(tree, ()):
+        yield format_key_path(path), value
 
 
-def _list_leaf_paths(value: Any, path: KeyPath) -> Iterator[KeyPath]:
-    if isinstance(value, dict) and value:
-        for key, below in value.items():
-            yield from _list_leaf_paths(below, (*path, key))
-    elif isinstance(value, list) and any(isinstance(item, dict | list) for item in value):
-        for index, item in enumerate(value):
-            yield from _list_leaf_paths(item, (*path, index))
+def _list_leaves(value: Any, path: KeyPath) -> Iterator[tuple[KeyPath, Any]]:
+    is_list = isinstance(value, list) and any(isinstance(item, dict | list) for item in value)
+    if is_list or (isinstance(value, dict) and value):
+        for key, below in enumerate(value) if is_list else value.items():
+            yield from _list_leaves(below, (*path, key))
     else:
-        yield path
+        yield path, value
 
 
 def read_document(source: Path | Mapping[str, Any], overrides: Sequence[str] = ()) -> YamlDocument:
@@ -147,10 +143,9 @@ def _read_mapping(path: Path, name: str | None = None) -> YamlDocument:
     """Parses a file with a mapping at its top, without the file that it extends."""
     document = parse_yaml_document(read_text(path), name or str(path))
     if not isinstance(document.tree, dict):
-        empty = document.tree is None
-        message = "the file is empty" if empty else "the file is not a mapping at its top"
+        what = f"{document.file} is {'empty' if document.tree is None else 'not a mapping'}"
         help_ = "an experiment starts with `name: ...`"
-        raise build_refusal([build_error((), message, help_, kind="syntax")], document.file)
+        raise build_refusal([build_error((), what, help_, kind="syntax")], document.file)
     return document
 
 
@@ -160,38 +155,25 @@ def _write_document(content: Mapping[str, Any]) -> YamlDocument:
     Values are what YAML has, paths, and Pydantic objects. A plugin may be a function or a class,
     whose source is kept.
     """
-    faults: list[Diagnostic] = []
 
-    def write(value: Any, path: KeyPath) -> Any:
+    def convert(value: Any) -> Any:
         if isinstance(value, BaseModel):
-            value = value.model_dump(mode="json")
+            return value.model_dump(mode="json")
         if isinstance(value, Mapping):
-            return {str(key): write(each, (*path, str(key))) for key, each in value.items()}
-        if isinstance(value, list | tuple):
-            return [write(each, (*path, n)) for n, each in enumerate(value)]
-        if value is None or type(value) in (bool, int, float, str):
-            return value
+            return dict(value)
         if isinstance(value, PurePath):
             return str(value)
         if getattr(value, "ndim", None) == 0:  # of NumPy or PyTorch
             return value.item()
-        message = f"a value of type {type(value).__name__} cannot be written as YAML"
-        try:
-            if names_plugin(path) and callable(value):
-                return keep_plugin_source(value)
-        except (SpecError, EnvironmentFault) as error:
-            message = str(error)
-        faults.append(build_error(path, f"'{format_key_path(path)}': {message}", kind="value"))
-        return None
+        if callable(value):
+            return keep_plugin_source(value)
+        raise TypeError(f"it has a value of type {type(value).__name__}")
 
     try:
-        tree = write(content, ())
-    except RecursionError:
-        message = "the mapping contains itself, or is nested too deeply"
-        faults = [build_error((), message, kind="value")]
-    if faults:
-        raise build_refusal(faults, _IN_PYTHON)
-    return parse_yaml_document(json.dumps(tree, indent=2, ensure_ascii=False), _IN_PYTHON)
+        text = json.dumps(content, default=convert, indent=2, ensure_ascii=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise SpecError(f"the experiment cannot be written as YAML: {error}") from error
+    return parse_yaml_document(text, _IN_PYTHON)
 
 
 def _build_refusal(
@@ -221,24 +203,18 @@ def _extend(document: YamlDocument, folder: Path, chain: Sequence[Path]) -> Yaml
     try:
         base = _extend(_read_mapping(path, name), path.parent, [*chain, path])
     except InvalidSpec as error:  # the file that the user named is the one that cannot be run
-        where = f" ({escape_unprintable(name)})"
-        faults = [
-            fault if fault.position else replace(fault, message=fault.message + where)
-            for fault in error.diagnostics
-        ]
-        raise build_refusal(faults, document.file) from None
+        raise build_refusal(error.diagnostics, document.file) from None
     except SpecError as error:
         raise _build_refusal(document, (_EXTENDS,), str(error)) from error
     del document.tree[_EXTENDS]
-    nulls: list[KeyPath] = []
-    tree = _merge(base.tree, document.tree, (), nulls)
-    bases = ((base.file, base.text), *base.bases)
-    refused = validate_values(ExperimentSpec, tree)[1] if nulls else []
-    for at in {fault.path for fault in refused}.intersection(nulls):
-        del get_at_path(tree, at[:-1])[at[-1]]
+    tree = _merge(base.tree, document.tree, ())
+    for at in {fault.path for fault in validate_values(ExperimentSpec, tree)[1]}:
+        if has_path(base.tree, at) and get_at_path(tree, at) is None:
+            del get_at_path(tree, at[:-1])[at[-1]]  # null leaves out what cannot be null
     places = {**base.places, **document.places}
     places = {path: place for path, place in places.items() if has_path(tree, path)}
-    return replace(document, tree=tree, places=places, bases=bases)
+    text = f"{document.text.rstrip()}\n--- # {escape_unprintable(base.file)}\n{base.text}"
+    return replace(document, text=text, tree=tree, places=places)
 
 
 def _find_base(document: YamlDocument, folder: Path, chain: Sequence[Path]) -> tuple[Path, str]:
@@ -262,20 +238,14 @@ def _find_base(document: YamlDocument, folder: Path, chain: Sequence[Path]) -> t
     )
 
 
-def _merge(base: Any, own: Any, path: KeyPath, nulls: list[KeyPath]) -> Any:
-    """Returns the values of `own` over those of `base`; adds paths where null stands against a
-    value of the base to `nulls`."""
+def _merge(base: Any, own: Any, path: KeyPath) -> Any:
+    """Returns the values of `own` over those of `base`."""
     if not (isinstance(base, dict) and isinstance(own, dict)):
-        if own is None and base is not None:
-            nulls.append(path)
         return own
     for key in (*_SELECTORS, "name") if path == ("estimator",) else _SELECTORS:
         if key in own and isinstance(base.get(key), str) and base[key] != own[key]:
             return own
-    merged = {
-        key: _merge(base[key], value, (*path, key), nulls) if key in base else value
-        for key, value in own.items()
-    }
+    merged = {key: _merge(base.get(key), value, (*path, key)) for key, value in own.items()}
     return {**base, **merged}
 
 
@@ -325,43 +295,24 @@ def _rename_plugins(document: YamlDocument, rename: Callable[[str, KeyPath], str
 def _apply_override(tree: Any, places: dict[KeyPath, Place], number: int, text: str) -> None:
     """Sets one value, and the mappings on the way to it that are missing."""
     name, equals, value = text.partition("=")
-
-    def locate(start: int, width: int) -> SourceLocation:
-        return SourceLocation(_OVERRIDE, number, start, max(1, width), text)
-
-    def refuse(message: str, width: int) -> InvalidSpec:
-        fault = Diagnostic(kind="syntax", message=message, position=locate(1, width))
-        return build_refusal([fault], _OVERRIDE)
-
-    def move(place: SourceLocation) -> SourceLocation:
-        if place.line > 1:
-            return replace(place, line=number)
-        line = text.splitlines()[0]
-        return replace(place, line=number, column=place.column + len(name) + 1, text=line)
-
-    if not equals or not all(name.split(".")):
-        raise refuse("write an override as path.to.key=value", len(text))
+    written = parse_yaml_document(value, OVERRIDE, before=name + equals, number=number)
     try:
-        written = parse_yaml_document(value, _OVERRIDE)
+        if not equals or not all(name.split(".")):
+            raise ValueError("write an override as path.to.key=value")
         path = set_at_path(tree, name, written.tree)
-    except InvalidSpec as error:
-        faults = [
-            replace(one, path=(), position=one.position and move(one.position))
-            for one in error.diagnostics
-        ]
-        raise build_refusal(faults, _OVERRIDE) from None
     except ValueError as error:
-        raise refuse(str(error), len(name)) from error
+        position = SourceLocation(OVERRIDE, number, 1, max(1, len(name)), text)
+        fault = build_error((), str(error), kind="syntax", position=position)
+        raise build_refusal([fault], OVERRIDE) from error
     for former in [one for one in places if one[: len(path)] == path]:
         del places[former]
     start = 1
     for end, key in enumerate(path, 1):
-        place = locate(start, len(str(key)))
-        places.setdefault(path[:end], Place(place, place))
+        at = SourceLocation(OVERRIDE, number, start, len(str(key)), text)
+        places.setdefault(path[:end], Place(at, at))
         start += len(str(key)) + 1
-    for below, found in written.places.items():
-        places[(*path, *below)] = Place(move(found.value), found.key and move(found.key))
-    places[path] = places[path]._replace(key=None if isinstance(path[-1], int) else place)
+    places |= {(*path, *below): found for below, found in written.places.items()}
+    places[path] = Place(places[path].value, None if isinstance(path[-1], int) else at)
 
 
 # Shipped experiments -----------------------------------------------------------------------------

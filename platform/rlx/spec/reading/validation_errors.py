@@ -100,6 +100,7 @@ def _list_types(expected: Any, metadata: Sequence[Any] = ()) -> list[Any]:
 
 
 def _list_types_below(expected: Any, step: str | int) -> list[Any]:
+    """Returns the types of what a value of a type holds under a key or an index."""
     if _is_model(expected):
         fields = expected.model_fields.items()
         found = next((field for name, field in fields if step in (name, field.alias)), None)
@@ -140,12 +141,10 @@ class _Explainer:
         """Returns the types that are expected at a path, the one that the data select first."""
         found: list[Any] = [self.model]
         for end, step in enumerate(path, 1):
-            below = (_list_types_below(one, step) for one in found)
-            found = next(filter(None, below), [])
+            found = next(filter(None, (_list_types_below(one, step) for one in found)), [])
             value = get_at_path(self.data, path[:end])
-            names = value.items() if isinstance(value, dict) else ()
-            chosen = [one for one in found if _is_model(one) and _read_tag(one) in names]
-            found = [*chosen, *(one for one in found if one not in chosen)]
+            chosen = value.items() if isinstance(value, dict) else ()
+            found.sort(key=lambda one: not (_is_model(one) and _read_tag(one) in chosen))
         return found
 
     def find_models(self, path: KeyPath) -> list[type[BaseModel]]:
@@ -157,30 +156,25 @@ class _Explainer:
         key, models = str(path[-1]), self.find_models(path[:-1])
         valid = list_yaml_keys(models[0]) if models else ()
         valid += self.more_keys if len(path) == 1 else ()
-        owners = (_read_tag(one)[1] for one in models[1:] if key in list_yaml_keys(one))
-        near, meant, owner = "", "", next(owners, "")
-        if not owner:
-            selectors = _SELECTORS.intersection(valid)
-            if key in _SELECTORS and not selectors & get_at_path(self.data, path[:-1]).keys():
-                near = "".join(selectors) if len(selectors) == 1 else ""
-            near = near or did_you_mean(key, valid) or ""
-            elsewhere = [
-                f"{name}.{key}"
-                for name in list_yaml_keys(self.model)
-                if key not in _SELECTORS
-                and any(key in list_yaml_keys(one) for one in self.find_models((name,)))
-            ]
-            meant = near or (elsewhere[0] if len(elsewhere) == 1 else "")
-        keys = f"valid keys here: {', '.join(valid)}" if valid else "no keys are allowed here"
+        help_ = f"valid keys here: {', '.join(valid)}" if valid else "no keys are allowed here"
         where = (*self.at, *path)
-        fault = build_error(
-            where,
-            f"unknown key '{format_key_path(where)}'",
-            f"'{key}' belongs to '{owner}'" if owner else "",
-            f"did you mean '{meant}'?" if meant else keys,
-            kind="unknown_key",
-        )
-        return replace(fault, meant=near)
+        message = f"unknown key '{format_key_path(where)}'"
+        for one in models[1:]:
+            if key in list_yaml_keys(one):
+                owner = f"'{key}' belongs to '{_read_tag(one)[1]}'"
+                return build_error(where, message, owner, help_, kind="unknown_key")
+        selectors = _SELECTORS.intersection(valid)
+        is_chosen = key not in _SELECTORS or selectors & get_at_path(self.data, path[:-1]).keys()
+        near = "" if is_chosen or len(selectors) > 1 else "".join(selectors)
+        near = near or did_you_mean(key, valid) or ""
+        elsewhere = [
+            f"{name}.{key}"
+            for name in list_yaml_keys(self.model)
+            if any(key in list_yaml_keys(one) for one in self.find_models((name,)))
+        ]
+        if near or (len(elsewhere) == 1 and key not in _SELECTORS):
+            help_ = f"did you mean '{near or elsewhere[0]}'?"
+        return build_error(where, message, help_, kind="unknown_key", meant=near)
 
     def explain(self, path: KeyPath, errors: Sequence[ErrorDetails]) -> Diagnostic:
         """Explains the errors of one value: those of all members of a union, if it fits none."""
@@ -213,17 +207,12 @@ class _Explainer:
         if wanted == "a mapping" and isinstance(value, str | int | float):
             models = [one for one in expected if _is_model(one)]
             help_ = _suggest_section(where, models[0], value) if models else ""
-        if where == ("seed",) and isinstance(value, list):
-            help_ = "a file has one seed: `rlx submit --seeds 0..4` runs it with several"
         return _build_value_error(where, wanted, value, help_)
 
     def _explain_missing_key(self, path: KeyPath) -> Diagnostic:
         key, written = str(path[-1]), get_at_path(self.data, path[:-1])
         valid = {key for one in self.find_models(path[:-1])[:1] for key in list_yaml_keys(one)}
-        strange = [k for k in (written if isinstance(written, dict) else ()) if k not in valid]
-        near = did_you_mean(key, strange)
-        if not near and key in _SELECTORS:
-            near = next((k for k in strange if k in _SELECTORS), None)
+        near = did_you_mean(key, (one for one in written if one not in valid))
         help_ = f"should '{near}' be '{key}'?" if near else ""
         where = (*self.at, *path)
         section = f"in '{format_key_path(where[:-1])}'" if where[:-1] else "at the top of the file"
@@ -271,16 +260,15 @@ _WORDS = {
 }
 """Pydantic's words, and those of YAML."""
 _PATTERNS = {
-    r"^[A-Za-z0-9][A-Za-z0-9._-]*$": (
-        "made of letters, digits, '.', '_' and '-', a letter or digit first"
-    ),
+    r"^[A-Za-z0-9][A-Za-z0-9._-]*$": "letters, digits, '.', '_' and '-', a letter or digit first",
     r"^[A-Za-z0-9][A-Za-z0-9_-]{0,39}$": (
-        "made of at most 40 letters, digits, '_' and '-', a letter or digit first"
+        "at most 40 letters, digits, '_' and '-', a letter or digit first"
     ),
-    r"^[A-Za-z_][A-Za-z0-9_-]*$": "made of letters, digits, '_' and '-', a letter or '_' first",
-    r"^[a-z][a-z0-9_]*$": "made of lowercase letters, digits and '_', a letter first",
-    r"^[a-z][a-z0-9-]*$": "made of lowercase letters, digits and '-', a letter first",
+    r"^[A-Za-z_][A-Za-z0-9_-]*$": "letters, digits, '_' and '-', a letter or '_' first",
+    r"^[a-z][a-z0-9_]*$": "lowercase letters, digits and '_', a letter first",
+    r"^[a-z][a-z0-9-]*$": "lowercase letters, digits and '-', a letter first",
 }
+"""What texts are made of, by their form."""
 _NUMBER = re.compile(r"[+-]?[0-9]+(\.[0-9]*)?(e[+-]?[0-9]+)?")
 
 
@@ -312,7 +300,8 @@ def _describe_expected(error: ErrorDetails) -> str:
     text = error["msg"]
     if error["type"] == "string_pattern_mismatch":
         pattern = error["ctx"]["pattern"]
-        return _PATTERNS.get(pattern, f"of the form {pattern}")
+        words = _PATTERNS.get(pattern)
+        return f"made of {words}" if words else f"of the form {pattern}"
     if found := re.match(r"\w+ should have ((at \w+ )?\d+ \w+)", text):
         return f"of {found[1]}"
     if not text.startswith("Input should be "):
@@ -336,8 +325,6 @@ def _suggest_fix(value: Any, names: Sequence[str], kind: str) -> str:
         return ""
     if near := did_you_mean(value, names):
         return f"did you mean '{near}'?"
-    if value.startswith("${"):
-        return "values are not taken from the environment: use --set"
     if kind in ("int_type", "float_type") and _NUMBER.fullmatch(value):
         return f"write it without quotes: {value}"
     if kind in ("tuple_type", "list_type"):

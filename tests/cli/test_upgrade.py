@@ -1,4 +1,4 @@
-"""A home that an earlier version wrote is read, checked, rescored, compared, shown and resumed.
+"""A home that an earlier version wrote is read, checked, rescored, compared and evaluated.
 
 `stored/home_550b2e0.tar.xz` was written at commit 550b2e0: r-0001 finished; r-0002 was killed after
 step 8 of 16, with sampling ahead, which is gone; r-0003 is r-0002's experiment unbroken. What
@@ -10,14 +10,16 @@ import json
 import re
 
 import pytest
+from homes import Home
 from stored_home import unpack_home
 
 
 @pytest.fixture(scope="module")
-def past(own_home):
+def past(tmp_path_factory):
     """The stored home, moved to where the test runs."""
-    assert unpack_home(own_home.folder) == own_home.path
-    return own_home
+    home = Home(tmp_path_factory.mktemp("past"))
+    assert unpack_home(home.folder) == home.path
+    return home
 
 
 def figures(home, *arguments):
@@ -53,14 +55,6 @@ def test_its_figures_are_shown_as_they_were(past):
     for one in then["figures"]:
         for label, mean in zip("AB", one["means"], strict=True):
             assert means.get((one["suite"], one["metric"], label)) == (mean and mean["mean"])
-
-
-def test_its_rollouts_are_shown_with_their_credit(past):
-    samples = past.json("samples", "r-0001", "--step", "16")
-    assert samples
-    done = past.rlx("samples", "r-0001", "--credit")
-    assert done.returncode == 0, done.stderr
-    assert "advantage" in done.stdout
 
 
 def test_every_identity_holds(past):
