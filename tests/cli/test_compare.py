@@ -222,25 +222,6 @@ def test_only_what_was_asked_alike_is_put_together(registry, runs, capsys):
         assert said in " ".join(told(capsys, *names, *form).split())
 
 
-def queue(capsys, *overrides):
-    sets = [f"--set={one}" for one in ("tracking.mlflow=null", *overrides)]
-    assert main(["submit", str(RLCR), "-q", "--queue", *sets]) == 0
-    return capsys.readouterr().out.strip()
-
-
-def test_two_runs_differ_by_what_was_set_and_one_from_its_file(folder, capsys):
-    first = queue(capsys)
-    second = queue(capsys, "seed=4", "rewards.turn.format.weight=0.3")
-    same = {"plugins": {}, "data": {}, "code": {}, "environment": {}}
-    found = json.loads(told(capsys, "--diff", first, second, "--json"))
-    weight = {"rewards.turn.format.weight": [0.1, 0.3]}
-    assert found["differences"] == {"seed": {"seed": [0, 4]}, "spec": weight, **same}
-    beside = json.loads(told(capsys, "--diff", first, str(RLCR), "--json"))
-    assert beside["sides"] == [first, str(RLCR)]
-    assert set(beside["differences"]["spec"]) == {"tracking.mlflow"}
-    assert not any(beside["differences"][section] for section in ("seed", "plugins", "code"))
-
-
 def test_what_cannot_be_compared(runs, capsys):
     *_, stopped = runs
     assert main(["compare", stopped]) == 2
