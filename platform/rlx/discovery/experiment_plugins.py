@@ -428,7 +428,7 @@ class Provider:
     """
 
     origin: str
-    is_present: Callable[[ExperimentSpec, Plugin], bool]
+    is_present: Callable[[ExperimentSpec, Plugin], bool] = lambda spec, task: True
     help: str = ""
     implementation: str = ""
     uses_sampler: bool = False
@@ -442,13 +442,10 @@ def _demonstrates(task: Plugin) -> bool:
 
 PROVIDERS: Mapping[str, Provider] = {
     "reference": Provider(
-        "a reference model",
-        lambda spec, task: True,
-        implementation="rlx.run.training:compute_reference_logprobs",
+        "a reference model", implementation="rlx.run.training:compute_reference_logprobs"
     ),
     "distributions": Provider(
         "the learner's distributions",
-        lambda spec, task: True,
         implementation="rlx.run.training:compute_collision_probs",
     ),
     "critic": Provider(
@@ -498,7 +495,7 @@ PROVIDERS: Mapping[str, Provider] = {
 things that a plugin may need."""
 
 
-_EVERY_STEP = Provider("every step", lambda spec, task: True)
+_EVERY_STEP = Provider("every step")
 NEEDS: Mapping[str, Provider] = {
     stream.name: PROVIDERS.get(stream.provider, _EVERY_STEP)
     for stream in STREAMS.values()
