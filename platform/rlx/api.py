@@ -435,7 +435,7 @@ class ExperimentPlan:
 
         out = StringIO()
         plain = Console(file=out, width=100, force_terminal=False, force_jupyter=False)
-        show_plan(self.report, (), plain, full=False)
+        show_plan(self.report, plain, full=False)
         verdict = "\n".join(line.rstrip() for line in out.getvalue().splitlines())
         return "\n\n".join([verdict, *map(str, self.findings)])
 

@@ -39,7 +39,7 @@ def contact(tmp_path):
             for s, score in enumerate(own, start=1)
         }
         table = RewardTable(entries, frozenset(), {})
-        return describe_first_contact(setup, trees, table, lambda ids: "?" * len(ids))
+        return describe_first_contact(setup, trees, table, lambda ids: "?\x1b[2J")
 
     return contact
 
@@ -60,6 +60,9 @@ def test_a_group_has_a_signal_if_the_scores_that_are_compared_differ(
     found = contact(estimator, *scores)
     assert (found.groups["answer"].groups, found.groups["answer"].with_signal) == (2, with_signal)
     assert found.has_signal == (with_signal > 0)
+    lines = found.list_lines()
+    assert f"  {with_signal} of 2 answer groups have a signal" in lines
+    assert lines.count("      | ?\\x1b[2J") > 1, "what a model wrote is escaped"
     if scores == ([1.0, 1.0], [1.0, 1.0]):
         assert found.advice == ["accuracy is 1 for all: take problems that some answers solve"]
 

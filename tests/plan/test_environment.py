@@ -10,11 +10,10 @@ from rlx.errors import PluginError
 from rlx.phase_setup import build_setup
 from rlx.plan import check_file
 from rlx.plan.report import select_example_rows
-from rlx.plan.row_accounts import stored_accounts
-from rlx.plan.synthetic_responses import load_plan_problems, load_speech
-from rlx.plan.synthetic_step import run_trial
+from rlx.plan.trial import load_plan_problems, load_speech, run_trial
 from rlx.record import TrainedRows
 from rlx.record.rollouts import read_step, rollout_table
+from rlx.results.stored_steps import build_stored_accounts
 from rlx.reward import RewardPool
 
 KG = Path(__file__).parents[2] / "experiments" / "kg.yaml"
@@ -115,9 +114,7 @@ def test_what_is_stored_is_told_as_it_was_planned(plan):
         trial = run_trial(parts, load_plan_problems(parts.spec, parts.task, PROMPTS), speech, pool)
     rows = TrainedRows.from_batch(trial.train)
     stored = read_step(rollout_table(trial.trees, trial.table, rows))
-    made = stored_accounts(
-        stored.trees, stored.rewards, stored.rows, parts.spec.credit, speech.dialogue
-    )
+    made = build_stored_accounts(stored, parts.spec.credit, speech.dialogue)
     planned = plan("kg").phases[0].rows
     assert [row.turns for row in made] == [row.turns for row in planned]
     assert [row.tokens for row in made] == [row.tokens for row in planned]

@@ -37,17 +37,6 @@ def warned(tmp_path):
     return check
 
 
-def test_placement_is_nothing_to_who_reads_scores(warned):
-    said, _ = warned("credit: {placement: turn_end, turn_reduce: mean}")
-    assert "reads no token rewards" in said["credit.placement"]
-    assert "reads no token rewards" in said["credit.turn_reduce"]
-    for lines in (
-        ("credit: {placement: turn_end, score_source: token_rewards}",),
-        ("credit: {placement: turn_end}", "estimator: {name: reinforce_plus_plus}"),
-    ):
-        assert "credit.placement" not in warned(*lines)[0]
-
-
 @each_row(
     ("lines", "key", "text"),
     [
@@ -83,6 +72,8 @@ def test_placement_is_nothing_to_who_reads_scores(warned):
             "credit.on_missing_turn",
             "reads no token rewards",
         ),
+        (["credit: {placement: turn_end}"], "credit.placement", "reads no token rewards"),
+        (["credit: {turn_reduce: mean}"], "credit.turn_reduce", "reads no token rewards"),
         (
             ["credit: {profile: trl}", "critic: {}", "estimator: {name: gae}"],
             "credit.profile",
@@ -144,6 +135,8 @@ def test_settings_that_change_nothing_or_too_much(lines, key, text, warned):
             "estimator: {name: reinforce_plus_plus}",
         ],
         ["credit: {use_kl_in_reward: true, score_source: token_rewards}"],
+        ["credit: {placement: turn_end, score_source: token_rewards}"],
+        ["credit: {placement: turn_end}", "estimator: {name: reinforce_plus_plus}"],
         ["loss: {kl: {coefficient: 0.1}}"],
         ["critic: {}", "estimator: {name: gae, lam: 0.95}", "credit: {use_kl_in_reward: true}"],
         ["estimator: {name: remax}"],

@@ -14,8 +14,7 @@ from rlx.phase_setup import build_setup
 from rlx.plan import check_file
 from rlx.plan.memory import estimate_step_memory, token_budget
 from rlx.plan.rehearsal_checks import build_stop_fault, check_trial
-from rlx.plan.synthetic_responses import load_plan_problems, load_speech
-from rlx.plan.synthetic_step import run_trial
+from rlx.plan.trial import load_plan_problems, load_speech, run_trial
 from rlx.reward import RewardPool
 from rlx.step import estimate_credit
 

@@ -20,6 +20,8 @@ from rows import each_row
 from rlx.plugin import Demonstration, Message, Task
 from rlx_plugins import records
 from rlx_plugins.dataset import Dataset
+from rlx_plugins.judge import Judge
+from rlx_plugins.mathematics import MathVerify
 from rlx_plugins.records import convert_to_plain_json, get_value_at_path
 
 RECORDS = [
@@ -386,11 +388,18 @@ def test_datasets_of_the_hub_are_read_at_a_revision_or_said_to_be_away(monkeypat
         Dataset(train={"hub": "nobody/nothing", "split": "train"}, held_out=0.5)._splits()
 
 
-def test_a_missing_library_says_how_to_install_it(monkeypatch):
-    monkeypatch.setitem(sys.modules, "datasets", None)
-    task = Dataset(train={"hub": "nobody/nothing", "split": "train"}, held_out=0.5)
-    with pytest.raises(ImportError, match=r"pip install 'rlx\[huggingface\]'"):
-        task.check()
+@each_row(
+    ("plugin", "library", "extra"),
+    [
+        (Dataset(train={"hub": "a/b", "split": "train"}, held_out=0.5), "datasets", "huggingface"),
+        (MathVerify(), "math_verify", "math"),
+        (Judge(model="m"), "openai", "judge"),
+    ],
+)
+def test_a_missing_library_says_how_to_install_it(monkeypatch, plugin, library, extra):
+    monkeypatch.setitem(sys.modules, library, None)
+    with pytest.raises(ImportError, match=rf"pip install ['\"]rlx\[{extra}\]"):
+        plugin.check()
 
 
 def test_data_of_the_hub_have_a_digest_too(tmp_path, monkeypatch):

@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import replace
+from functools import partial
 from itertools import permutations
 from types import SimpleNamespace
 
@@ -259,16 +260,6 @@ def judged(sample):
     return 1.0
 
 
-@each_row(
-    ("on_error", "dropped"),
-    [("drop_sample", {(0, 6)}), ("drop_group", {(0, 3), (0, 6), (0, 8)})],
-)
-def test_a_rollout_that_cannot_be_judged_is_dropped(on_error, dropped):
-    table = score_rollouts([CHAINS], [overall("judge", judged, on_error=on_error)], InProcess())
-    assert table.dropped == dropped
-    assert (table.faults, table.rollouts[0, 6]["judge"].raw) == ({"judge": 1}, None)
-
-
 def test_a_rollout_that_cannot_be_judged_gets_a_value_or_ends_the_run():
     replaced = overall("judge", judged, on_error=ValueOnError(value=-1))
     assert wholes(score_rollouts([CHAINS], [replaced], InProcess()), "judge") == {
@@ -363,6 +354,41 @@ def test_a_reward_that_abstains_is_absent_without_fault_and_so_is_what_needs_it(
 # Failures -----------------------------------------------------------------------------------------
 
 BAD = tree("bad", [("right", ["0.9", "0.5"]), ("bad", ["0.2", "0.8"])])  # answers at 1 and 5
+FINE = tree("fine", [("right", ["0.9"])])
+
+
+def picky(sample):
+    if sample.response == "0.2":
+        raise ValueError("no")
+    return 0.5
+
+
+ANSWER = partial(named, "judge", is_right)
+CONFIDENCE = partial(named, "judge", picky, "confidence")
+ROLLOUT = partial(overall, "judge", judged)
+
+
+@each_row(
+    ("tree", "failing", "on_error", "dropped"),
+    [
+        (BAD, ANSWER, "drop_sample", {(0, 5), (0, 7), (0, 8)}),
+        (BAD, ANSWER, "drop_group", {(0, s) for s in BAD.policy_segments}),
+        (BAD, CONFIDENCE, "drop_sample", {(0, 7)}),
+        (BAD, CONFIDENCE, "drop_group", {(0, 7), (0, 8)}),
+        (CHAINS, ROLLOUT, "drop_sample", {(0, 6)}),
+        (CHAINS, ROLLOUT, "drop_group", {(0, 3), (0, 6), (0, 8)}),
+    ],
+)
+def test_what_cannot_be_judged_is_dropped_alone_or_with_its_group(tree, failing, on_error, dropped):
+    """From training, not from the record."""
+    table = score_rollouts([tree, FINE], [failing(on_error=on_error)], InProcess())
+    assert (table.dropped, table.faults) == (dropped, {"judge": 1})
+    judged = [
+        entries["judge"].raw
+        for entries in (*table.turns.values(), *table.rollouts.values())
+        if "judge" in entries
+    ]
+    assert judged.count(None) == 1 and len(judged) > 2
 
 
 def with_policy(on_error, trees=(BAD, TWO)):
@@ -379,20 +405,13 @@ def test_fail_ends_the_run_and_says_how_to_carry_on():
     assert "rewards.turn.accuracy.on_error" in message
 
 
-def test_drop_sample_drops_the_answer_and_its_confidences():
+def test_what_reads_a_dropped_answer_is_absent():
     table = with_policy("drop_sample")
-    assert table.dropped == {(0, 5), (0, 7), (0, 8)}
     entry = table.turns[0, 5]["accuracy"]
     assert (entry.raw, entry.status, entry.reason) == (None, "absent", "ValueError: cannot judge")
     assert raws(table, "brier")[0, 7] is None
     assert raws(table, "brier")[0, 3] == pytest.approx(0.99)
     assert table.faults == {"accuracy": 1}
-
-
-def test_drop_group_drops_all_answers_of_the_prompt_and_no_other_prompts():
-    table = with_policy("drop_group")
-    assert table.dropped == {(0, s) for s in BAD.policy_segments}
-    assert raws(table, "accuracy")[0, 1] == 1.0, "dropped from training, not from the record"
 
 
 def test_a_value_stands_in_and_is_read_by_what_depends_on_it():
@@ -403,21 +422,6 @@ def test_a_value_stands_in_and_is_read_by_what_depends_on_it():
     assert raws(table, "brier")[0, 7] == pytest.approx(1 - 0.09)
     assert table.dropped == frozenset()
     assert table.faults == {"accuracy": 1}, "a fault that was papered over is still counted"
-
-
-def picky(sample):
-    if sample.response == "0.2":
-        raise ValueError("no")
-    return 0.5
-
-
-@each_row(
-    ("on_error", "dropped"),
-    [("drop_sample", {(0, 7)}), ("drop_group", {(0, 7), (0, 8)})],
-)
-def test_a_confidence_that_fails_takes_its_siblings_along_at_most(on_error, dropped):
-    table = score_rollouts([ONE], [named("c", picky, "confidence", on_error=on_error)], InProcess())
-    assert table.dropped == dropped
 
 
 def test_a_wider_scope_fails_as_one():

@@ -59,16 +59,6 @@ def test_keys_are_text_as_written():
     assert tree == {"2": "a", "0x2": "b", "true": "c", "~": "d"}
 
 
-def test_knows_where_keys_and_values_stand():
-    document = parse_yaml_document("a:\n  - b: 1\n    'c': [2,\n 3]\n", "t.yaml")
-    number, key = document.places["a", 0, "b"]
-    assert (key.line, key.column, key.width, key.text) == (2, 5, 1, "  - b: 1")
-    assert (number.line, number.column, number.width) == (2, 8, 1)
-    assert str(document.places["a", 0, "c"].key) == "t.yaml:3:5"
-    assert document.locate(("a", 0, "nowhere")) == document.places["a", 0].value
-    assert document.locate(("nowhere",)) is None
-
-
 def test_refuses_what_no_experiment_needs(tmp_path, monkeypatch, subtests):
     for data, says in (
         (b'"\\ud800": 1', "half of a surrogate pair"),

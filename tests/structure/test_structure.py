@@ -43,7 +43,7 @@ run_preflight_checks(*check_file(Path("experiments/rlcr_1.5b.yaml")), elsewhere=
 """
 OFFERED = """
 import rlx, rlx_registry, rlx_web, rlx_plugins.countdown, rlx_gyms.reasoning
-rlx.Run, rlx.score, rlx.EvaluationRequest, rlx.read("experiments/rlcr.yaml")
+rlx.Run, rlx.score, rlx.read("experiments/rlcr.yaml")
 """
 DATABASE = {"sqlalchemy"}
 SCREEN = {"rich", "fastapi"}

@@ -54,15 +54,13 @@ def estimate_grpo(inputs: CreditInputs, options: Grpo) -> Tensor:
     """
     if options.enable_multiturn_advantage:
         return estimate_multiturn_grpo(inputs, options.multiturn)
-    groups = assign_comparison_groups(
-        inputs.group_ids, inputs.tree_ids, inputs.levels, inputs.levels > 0, options
-    )
+    groups = assign_comparison_groups(inputs, inputs.levels > 0, options)
     advantages = group_advantages(total_scores(inputs), groups, **options.comparison)
     return spread_over_mask(advantages, inputs.mask)
 
 
 def assign_comparison_groups(
-    group_ids: Tensor, tree_ids: Tensor, levels: Tensor, is_confidence: Tensor, options: Estimator
+    inputs: CreditInputs, is_confidence: Tensor, options: Estimator
 ) -> Tensor:
     """`[B]` ids of the groups whose rows an estimator compares: rows that continue the same turn,
     or with `baseline: prompt` all rows of a prompt on one level. The options of
@@ -72,8 +70,9 @@ def assign_comparison_groups(
     else:
         of_confidences = of_answers = getattr(options, "baseline", "siblings")
     by_prompt = torch.where(is_confidence, of_confidences == "prompt", of_answers == "prompt")
-    prompts = pair_ids(tree_ids, levels) + group_ids.max() + 1
-    return torch.where(by_prompt, prompts, group_ids)
+    groups = inputs.group_ids
+    prompts = pair_ids(inputs.tree_ids, inputs.levels) + groups.max() + 1
+    return torch.where(by_prompt, prompts, groups)
 
 
 def estimate_dr_grpo(inputs: CreditInputs, options: DrGrpo) -> Tensor:
@@ -270,10 +269,7 @@ def compute_step_returns(
 
         Rₖ = Σ_{j≥k} γ^(j-k) · (rⱼ + [j is the last turn taken] · global)
 
-    Args:
-        rewards: `[B, K]`; an unrewarded turn earns 0.
-        global_rewards: `[B]`.
-        taken: `[B, K]` bool the rollout has such a turn.
+    An unrewarded turn earns 0; `taken` is where the rollout has such a turn.
 
     Reference:
         GiGPO, arXiv 2505.10978, equation 5.
@@ -331,9 +327,7 @@ def estimate_two_level(inputs: CreditInputs, options: TwoLevel) -> Tensor | Cred
         instead of dividing by σ: arXiv 2508.11800.
     """
     scores, within, is_answer = total_scores(inputs), options.confidence, ~_find_confidences(inputs)
-    groups = assign_comparison_groups(
-        inputs.group_ids, inputs.tree_ids, inputs.levels, ~is_answer, options
-    )
+    groups = assign_comparison_groups(inputs, ~is_answer, options)
     answers = group_advantages(scores[is_answer], groups[is_answer], **options.comparison)
     if within.baseline == "label":
         labels = inputs.stream("labels").masked_fill(is_answer, torch.nan)

@@ -4,6 +4,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from copy import deepcopy
 from dataclasses import asdict, dataclass, replace
+from functools import partial
+from importlib import import_module
+from inspect import signature
 from typing import Any, cast
 
 from pydantic import BaseModel, ValidationError
@@ -16,9 +19,9 @@ from rlx.discovery.lookup import (
     build_plugin_diagnostic,
     compute_plugin_digest,
     find_installed_plugin,
-    import_implementation,
     load_plugin,
 )
+from rlx.errors import PluginError
 from rlx.plugin import Environment, Estimator, Mask, Placement, Plugin, Rehearsed
 from rlx.plugin_calls import show_plugin_output
 from rlx.spec import (
@@ -95,6 +98,29 @@ def build_plugin(use: PluginUse, kind: Kind) -> Plugin:
 def build_placement(credit: CreditSpec) -> Placement:
     """Builds the placement in effect, as `build_plugin` does."""
     return cast(Placement, build_plugin(credit.resolved_placement, "placement"))
+
+
+def bind_implementation(plugin: Estimator | Mask | Placement) -> Callable[[Any], Any]:
+    """The function that an estimator, mask or placement names, with its options bound: a parameter
+    `options` gets the plugin itself, a function without one each option by name."""
+    function = import_implementation(type(plugin).implementation)
+    options = {name: getattr(plugin, name) for name in type(plugin).model_fields}
+    if "options" in signature(function).parameters and "options" not in options:
+        return partial(function, options=plugin)
+    return partial(function, **options)
+
+
+def import_implementation(name: str) -> Callable[..., Any]:
+    """Imports the function that a plugin names, "module:function"; raises `PluginError` if that is
+    impossible."""
+    module, _, attribute = name.partition(":")
+    try:
+        function = getattr(import_module(module), attribute)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise PluginError(f"implementation {name!r} cannot be imported: {error}") from error
+    if not callable(function):
+        raise PluginError(f"implementation {name!r} is not a function")
+    return function  # type: ignore[no-any-return]
 
 
 def _build_plugin_place(
@@ -402,7 +428,7 @@ class Provider:
     """
 
     origin: str
-    is_present: Callable[[ExperimentSpec, Plugin], bool]
+    is_present: Callable[[ExperimentSpec, Plugin], bool] = lambda spec, task: True
     help: str = ""
     implementation: str = ""
     uses_sampler: bool = False
@@ -416,13 +442,10 @@ def _demonstrates(task: Plugin) -> bool:
 
 PROVIDERS: Mapping[str, Provider] = {
     "reference": Provider(
-        "a reference model",
-        lambda spec, task: True,
-        implementation="rlx.run.training:compute_reference_logprobs",
+        "a reference model", implementation="rlx.run.training:compute_reference_logprobs"
     ),
     "distributions": Provider(
         "the learner's distributions",
-        lambda spec, task: True,
         implementation="rlx.run.training:compute_collision_probs",
     ),
     "critic": Provider(
@@ -472,7 +495,7 @@ PROVIDERS: Mapping[str, Provider] = {
 things that a plugin may need."""
 
 
-_EVERY_STEP = Provider("every step", lambda spec, task: True)
+_EVERY_STEP = Provider("every step")
 NEEDS: Mapping[str, Provider] = {
     stream.name: PROVIDERS.get(stream.provider, _EVERY_STEP)
     for stream in STREAMS.values()

@@ -99,13 +99,8 @@ LAUNCHER_GRACE = 30.0
 
 
 class RankProcesses:
-    """The ranks of an attempt, or the one launcher of all of them; each leads a process group.
-
-    Args:
-        commands: what to start, and its environment.
-        are_ranks: whether each command is a rank, so that its exit code is the rank's.
-        reads_input: whether the command is a launcher that reads a `LauncherInput`.
-    """
+    """The ranks of an attempt, whose exit codes are theirs, or the one launcher of all of them,
+    which may read a `LauncherInput`; each leads a process group."""
 
     def __init__(
         self,
@@ -241,14 +236,8 @@ class JobLauncher(Launcher):
 
 
 def open_launcher(runner: RunnerSpec, sampler: "SamplerPlugin | None" = None) -> Launcher:
-    """The launcher that the section `runner` names.
-
-    Args:
-        sampler: the section `sampler`, if somebody will ask what the run takes.
-
-    Raises:
-        PluginError: its implementation cannot be imported.
-    """
+    """The launcher that the section `runner` names; `sampler` is for those who ask what the run
+    takes. Raises PluginError if its implementation cannot be imported."""
     launcher: Launcher = import_implementation(runner.launcher.implementation)(runner, sampler)
     return launcher
 

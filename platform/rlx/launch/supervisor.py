@@ -1,9 +1,9 @@
 """Supervises one run: `python -m rlx.launch.supervisor RUN_ID`, with RLX_RUN_REGISTRY set.
 
-The supervisor waits for devices, starts the ranks, sends the run's heartbeat, sends its records to
-trackers and records how the run ended. The registry decides that, not an exit code: a run has
-finished only if its first rank recorded "completed". Ranks that are killed or hang are restarted
-from the newest checkpoint.
+The supervisor waits for devices, starts the ranks (`rlx.launch.rank`), sends the run's heartbeat,
+sends its records to trackers and records how the run ended. The registry decides that, not an exit
+code: a run has finished only if its first rank recorded "completed". Ranks that are killed or hang
+are restarted from the newest checkpoint.
 
 The number of an attempt is its fencing token. Once a later attempt has started, the registry
 rejects what this supervisor and its ranks write, and they exit.
@@ -122,12 +122,8 @@ def build_failed_end(folder: RunFolder, error: Exception) -> AttemptEnd:
 
 
 class HangWatch:
-    """Measures how long ranks have made no progress, not counting pauses of this process.
-
-    Args:
-        progress: the file that the ranks replace with every progress.
-        stopwatch: measures the time between looks.
-    """
+    """Measures how long ranks have not replaced their file of progress, not counting pauses of this
+    process."""
 
     def __init__(self, progress: Path, stopwatch: Stopwatch) -> None:
         self._progress, self._stopwatch = progress, stopwatch

@@ -109,16 +109,9 @@ class TrainingEngine:
     ) -> float:
         """Takes one optimizer step on the sum of a loss term over micro-batches and ranks.
 
-        Args:
-            share: this rank's micro-batches, at least one.
-            term: computes a micro-batch's part of the loss, `[]`, already divided by the
-                denominators of the whole step.
-
-        Returns:
-            The global gradient norm before clipping, the same on every rank.
-
-        Raises:
-            RlxError: the gradient norm is not finite.
+        `term` computes a micro-batch's part of the loss, `[]`, already divided by the denominators
+        of the whole step. Returns the global gradient norm before clipping, the same on every rank;
+        raises RlxError if it is not finite.
         """
         for group in self._engine.optimizer.param_groups:
             group["lr"] = rate
@@ -477,13 +470,8 @@ def policy_term(
 ) -> Tensor:
     """Computes Σ weight · (surrogate + penalty) - Σ bonus · entropy over a micro-batch's targets.
 
-    Args:
-        logprobs: `[M]` nats under the policy being trained.
-        entropy: `[M]` nats of the distributions they come from.
-
-    Returns:
-        `[]`. A filler micro-batch has no targets; its empty sum still has a zero gradient, so that
-            every rank runs every backward pass.
+    `logprobs` and `entropy` are `[M]` nats under the policy being trained. A filler micro-batch has
+    no targets; its empty sum has a zero gradient, so that every rank runs every backward pass.
     """
     surrogate = compute_token_losses(
         logprobs, targets.old, targets.advantages, targets.rows, spec, targets.covariant
@@ -520,12 +508,8 @@ def expected_score_term(
 ) -> Tensor:
     """Computes `rlx.loss.compute_expected_score_loss` over a micro-batch's branches.
 
-    Args:
-        logprobs: `[K]` nats of the branches' tokens. A branch is never split.
-        confidences: the branches of the step.
-
-    Returns:
-        `[]`, with a zero gradient if there are no branches.
+    `logprobs` are `[K]` nats of the branches' tokens; a branch is never split. Without branches the
+    result, `[]`, has a zero gradient.
     """
     numbers, slots = packed.branches.numbers.unique(return_inverse=True)
     whole = sum_by_slot(logprobs, copy_to(slots, logprobs.device), len(numbers))
@@ -561,8 +545,6 @@ class Learner:
 
     Attributes:
         chosen: how packed rows are computed, and why.
-        model: the trained model.
-        engine: holds the weights and their optimizer.
     """
 
     def __init__(

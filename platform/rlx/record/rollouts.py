@@ -120,16 +120,9 @@ class TrainedRows:
         statistics: Mapping[str, Any],
         recomputed: Mapping[str, Tensor],
     ) -> TokenStreams:
-        """The token streams of recorded rows.
-
-        Args:
-            batch: some of the recorded rows, `[B, T]`.
-            kept: `[B]` index of each row of `batch` in the record.
-            statistics: β and the estimator's state of the step.
-            recomputed: streams that replace recorded ones, by name.
-
-        Raises:
-            RegistryError: the step was recorded without the log-probabilities of the old policy.
+        """The token streams of a batch of some of the rows, of which `[B]` `kept` are the numbers,
+        with β and the estimator's state from the step's statistics; `recomputed` streams replace
+        recorded ones. Raises RegistryError if the step was recorded without old log-probabilities.
         """
         width = batch.is_own.shape[1]
         old = self.tokens["old_logprobs"]
@@ -199,12 +192,8 @@ def rollout_table(
     roles: Sequence[Role] | None = None,
     pieces: Pieces | None = None,
 ) -> pa.Table:
-    """Builds the table of a step: all sampled trees, their rewards, and the trained rows.
-
-    Args:
-        roles: role of each tree; None means that all were trained on.
-        pieces: converts token ids to the text of each token; None leaves the texts out.
-    """
+    """Builds the table of a step: all sampled trees, their rewards, and the trained rows. Without
+    `roles` all trees were trained on; without `pieces` the texts of tokens are left out."""
     trained: dict[int, list[int]] = {}
     for row, place in enumerate(rows.places):
         trained.setdefault(place[0], []).append(row)

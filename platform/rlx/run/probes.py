@@ -82,12 +82,6 @@ def probe_problems(
 ) -> ProbeResult:
     """Probes the first held-out problems; each rank probes its share of them.
 
-    Args:
-        fit: which problems the model can be shown.
-        seed: of problems and sampling.
-        ranks: None in a process of its own.
-        show: called with the progress, in problems.
-
     Raises:
         SpecError: the model's tokenizer cannot encode a text of the probe.
     """

@@ -107,7 +107,7 @@ class StepRollouts(ScoredTrees):
 
 @dataclass(frozen=True, eq=False, slots=True)
 class StepInputs:
-    """What the provider of a stream reads; `cursor` is the number of problems drawn before."""
+    """What the provider of a stream reads."""
 
     context: RunContext
     setup: PhaseSetup
@@ -147,14 +147,8 @@ def train_step(
     rate: float,
     controllers: ControllerState,
 ) -> StepOutcome:
-    """Samples, scores, assigns credit, updates the models and records the step.
-
-    Args:
-        step: number of the step, from 1.
-        cursor: number of problems drawn before.
-        rate: learning rate.
-        controllers: state from the previous step.
-    """
+    """Samples, scores, assigns credit, updates the models and records step `step`, from 1; `cursor`
+    is the number of problems drawn before."""
     peaks, began = GpuPeaks(context.ranks.device), time.perf_counter()
     try:
         rollouts = collect_rollouts(context, setup, cursor)
@@ -269,9 +263,6 @@ def collect_rollouts(context: RunContext, setup: PhaseSetup, cursor: int) -> Ste
     Dynamic sampling draws until `prompts_per_step` trees carry a signal or `max_batches` is
     reached. If no tree carries a signal, the step keeps its first draw. All ranks see all trees, so
     they make the same decision.
-
-    Args:
-        cursor: number of problems drawn before.
     """
     rollout = setup.spec.rollout
     count, dynamic = rollout.prompts_per_step, rollout.dynamic_sampling
@@ -574,12 +565,8 @@ def _update_models(
     rate: float,
     controllers: ControllerState,
 ) -> "tuple[list[UpdateStats], CriticStats | None]":
-    """Updates the critic, then the policy unless it is still in the critic's lead steps.
-
-    Returns:
-        The statistics of the policy's optimiser steps, empty if no token carried a signal, and
-        those of the critic's last update.
-    """
+    """Updates the critic, then the policy unless it is still in the critic's lead steps; returns
+    statistics of the policy's optimiser steps with a signal, and of the critic's last update."""
     from rlx.learner import critic_rate  # imported here: it takes seconds
 
     spec, critic_stats = context.spec.critic, None

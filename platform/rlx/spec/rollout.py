@@ -230,7 +230,7 @@ class MultiTurnRolloutSpec(Schedule):
 
     @property
     def last_turn(self) -> int:
-        """Number of the last turn that a rollout may have."""
+        """Number of the last turn that a rollout may have, a forced answer included."""
         return self.max_turns
 
     @property
@@ -303,17 +303,14 @@ class EnvironmentRolloutSpec(MultiTurnRolloutSpec):
 
     @property
     def rows_per_step(self) -> int:
-        """Maximum number of rows in a step's trees."""
         return self.prompts_per_step * self.num_generations * self.players
 
     @property
     def last_turn(self) -> int:
-        """Number of the last turn that a rollout may have, the forced answer included."""
         return self.max_turns + (self.forced_answer is not None)
 
     @property
     def budgets(self) -> dict[str, int]:
-        """Maximum tokens that the policy generates in a row, over all of its turns."""
         forced = self.forced_answer
         last = 0 if forced is None else forced.max_new_tokens or self.turn.max_new_tokens
         return {"turn": self.max_turns * self.turn.max_new_tokens + last}
