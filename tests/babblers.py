@@ -69,6 +69,6 @@ def sampled(policy, way):
         policy.model.model.unheard_of = torch.nn.Identity()
     with pytest.MonkeyPatch.context() as patched:
         kinds = {"cpu", "cuda"} if way == WAYS[1] else set()
-        patched.setattr("rlx.sampler.decoder_choice.CAPTURED", kinds)
+        patched.setattr("rlx.sampler.decoders.CAPTURED", kinds)
         patched.setattr("rlx.sampler.gpu_steps.COLUMNS", 8)  # so that shapes end
         yield policy

@@ -24,7 +24,7 @@ from torch import Tensor
 from rlx.batch import NO_TURN, TokenBatch
 from rlx.credit import CreditInputs
 from rlx.discovery import build_plugin
-from rlx.learner.terms import UpdateSums, UpdateTargets, policy_term
+from rlx.learner.learner import UpdateSums, UpdateTargets, policy_term
 from rlx.loss import aggregation_weights, compute_token_losses, select_covariant_tokens
 from rlx.plugin import Placement, Sample
 from rlx.spec import KlPenalty, LossSpec, PluginUse

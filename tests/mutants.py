@@ -50,15 +50,12 @@ ROOMS = {
         ("platform/rlx/credit/*.py",),
         ("tests/golden", *JOINTS, *(f"tests/credit/test_{name}.py" for name in ESTIMATES)),
     ),
-    "mask": Room(("platform/rlx/mask.py",), ("tests/mask", *JOINTS)),
+    "batch": Room(("platform/rlx/batch.py",), ("tests/mask", "tests/batch", *JOINTS)),
     "loss": Room(("platform/rlx/loss.py",), ("tests/loss", "tests/golden", *JOINTS)),
     "kl": Room(("platform/rlx/kl.py",), ("tests/kl", *JOINTS)),
-    "assignment": Room(
-        ("platform/rlx/credit_assignment.py", "platform/rlx/train_batch.py"),
-        (*JOINTS, "tests/golden"),
-    ),
+    "step": Room(("platform/rlx/step.py",), (*JOINTS, "tests/golden")),
     "reward": Room(
-        ("platform/rlx/reward/table.py", "platform/rlx/reward/scoring.py"),
+        ("platform/rlx/reward/scoring.py",),
         (*(f"tests/reward/test_{name}.py" for name in SCORES), *JOINTS, "tests/golden"),
     ),
     "plugins": Room(

@@ -1,6 +1,7 @@
 """Turns and trees made by hand."""
 
 from rlx.plugin import Problem
+from rlx.reward import RewardEntry
 from rlx.rollout import NO_PARENT, RolloutTree, Segment, Span
 
 
@@ -18,6 +19,22 @@ def turn(parent, text="", *, kind="answer", number=1, info=None, **spans):
         spans={name: Span((0, 1), (0, 1), inside) for name, inside in spans.items()},
         info=info or {},
     )
+
+
+def asked(parent=NO_PARENT, text=""):
+    """A prompt of one token."""
+    return Segment(parent=parent, author="prompt", token_ids=(1,), text=text)
+
+
+def tree(*segments, name="p", fields=None, **more):
+    """A tree of a prompt of one token, and of segments that follow it."""
+    problem = Problem(id=name, prompt="?", fields=fields or {}, **more)
+    return RolloutTree(problem, (asked(), *segments))
+
+
+def entry(name, raw, weight=1.0, **parts):
+    """A reward's value, None where it is absent."""
+    return RewardEntry(name, raw, weight, "absent" if raw is None else "scored", None, parts)
 
 
 def conversation(*rollouts, problem=None):

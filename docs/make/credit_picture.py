@@ -2,7 +2,7 @@
 
     python docs/make/credit_picture.py
 
-The rows are those of `rlx plan experiments/rlcr.yaml --json --rows all`: synthetic responses to a
+The rows are those of `rlx plan experiments/rlcr.yaml --json`: synthetic responses to a
 real problem, with the experiment's own rewards, loss mask and estimator.
 """
 
@@ -95,7 +95,7 @@ def draw(rows: Sequence[tuple[int, Mapping[str, Any]]]) -> str:
 
 
 def main() -> None:
-    plan = json.loads(rlx("plan", EXPERIMENT, "--json", "--rows", "all", quiet=True))
+    plan = json.loads(rlx("plan", EXPERIMENT, "--json", quiet=True))
     PICTURE.write_text(draw(list(pick_rows(plan["phases"][-1]))), encoding="utf-8")
     print(PICTURE.relative_to(ROOT))
 

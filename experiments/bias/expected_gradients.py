@@ -16,13 +16,12 @@ from stopping_process import TURNS, Process, build_process, grow_tree, list_grou
 from torch import Tensor
 
 from rlx.batch import build_token_batch
-from rlx.credit_assignment import join_row_rewards, place_row_rewards
 from rlx.discovery import bind_implementation, load_plugin
 from rlx.loss import compute_token_losses
+from rlx.phase_setup import CreditRules
 from rlx.plugin import Estimator
 from rlx.spec import CreditSpec, Gdpo, LossSpec, Uniform
-from rlx.step import assign_credit
-from rlx.train_batch import CreditRules, ScoredRows, TokenStreams
+from rlx.step import ScoredRows, TokenStreams, assign_credit, join_row_rewards, place_row_rewards
 
 Group = tuple[int, ...]
 ENUMERATED = ((1, 4), (2, 2))

@@ -164,7 +164,7 @@ class Run:
         # What keeps plugins from working is the run's to say.
         with suppress(RlxError, ValueError):
             plugins = resolve_plugins(ExperimentSpec.from_record(found.spec))
-            notes = describe_plugin_changes(plugins.provenance, found.plugins)
+            notes = describe_plugin_changes(plugins.list_records(), found.plugins)
             for note in dict.fromkeys(notes):
                 report(f"warning: {escape_unprintable(note)}", err=True)
         with open_registry(self.registry, read_only=False) as registry:
@@ -435,7 +435,7 @@ class ExperimentPlan:
 
         out = StringIO()
         plain = Console(file=out, width=100, force_terminal=False, force_jupyter=False)
-        show_plan(self.report, (), plain, full=False)
+        show_plan(self.report, plain, full=False)
         verdict = "\n".join(line.rstrip() for line in out.getvalue().splitlines())
         return "\n\n".join([verdict, *map(str, self.findings)])
 
@@ -485,7 +485,7 @@ def read(source: Source, *overrides: str) -> Experiment:
     if wrong := [one for one in overrides if not isinstance(one, str)]:
         raise SpecError(f"an override is text, path.to.key=value, not a {type(wrong[0]).__name__}")
     loaded, plugins = check_file(source if isinstance(source, Mapping) else Path(source), overrides)
-    return Experiment(loaded.path, loaded, plugins)
+    return Experiment(Path(loaded.document.file), loaded, plugins)
 
 
 def validate(source: Source, *overrides: str) -> tuple[Diagnostic, ...]:

@@ -2,24 +2,66 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
 from torch import Tensor
 
 from rlx.batch import TokenBatch
-from rlx.discovery import bind_implementation, list_needed_streams, resolve_plugins
+from rlx.credit import Credit, CreditInputs
+from rlx.discovery import bind_implementation, build_placement, list_needed_streams, resolve_plugins
 from rlx.errors import PluginError
 from rlx.plugin import (
     FAILED,
     Environment,
+    Placement,
     RewardPlugin,
     Task,
     get_confidence_values,
 )
 from rlx.reward import NamedReward, RewardPool, host_environment
 from rlx.rollout import EnvironmentHost, RolloutPlan, ToolHost, build_rollout_plan
-from rlx.spec import EnvironmentRolloutSpec, ExperimentSpec, GlobalReward, TurnReward
-from rlx.train_batch import CreditRules, Estimate
+from rlx.spec import (
+    PROFILES,
+    CreditSpec,
+    EnvironmentRolloutSpec,
+    ExperimentSpec,
+    GlobalReward,
+    LossSpec,
+    TurnReward,
+)
+
+Estimate = Callable[[CreditInputs], Tensor | Credit]
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class CreditRules:
+    """How a phase turns rewards into advantages and loss weights.
+
+    Attributes:
+        estimator: advantage estimator with its options bound.
+        credit: how rewards are placed, and KL in the reward.
+        loss: aggregation, correction, and the entropy bonus.
+        max_tokens: token budget of each kind of turn; the divisor of `aggregate: constant` if
+            `constant_length` is not set.
+        confidences: the texts that a stated confidence can be; read with `loss.expected` only.
+    """
+
+    estimator: Estimate
+    credit: CreditSpec
+    loss: LossSpec
+    max_tokens: Mapping[str, int]
+    confidences: tuple[str, ...] = ()
+
+    @property
+    def counts_empty_rows(self) -> bool:
+        """Whether rows without a learning token count in averages over rows."""
+        return bool(PROFILES[self.credit.profile].get("count_empty_rows"))
+
+    @cached_property
+    def placement(self) -> Placement:
+        """Which tokens receive the rewards."""
+        return build_placement(self.credit)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 import json
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import lru_cache
@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Self
 from pydantic import Field, model_validator
 
 from rlx.plugin import Action, Demonstration, Episode, Problem, Reply, Split, StatefulEnvironment
-from rlx_gyms.libraries import GymTask, NeedsLibrary, import_library, is_installed
+from rlx_gyms.libraries import ATTEMPTS, GymTask, NeedsLibrary, import_library, is_installed
 
 _ACTIONS = {
     "FrozenLake-v1": ("left", "down", "right", "up"),
@@ -26,10 +26,11 @@ _ACTIONS = {
 
 
 def open_game(id: str, config: str) -> Any:
-    """Returns a new environment without the library's checks and limit of steps.
+    """Returns a new environment without the library's checks and limit of steps; `config` is JSON.
 
-    `config` has arguments of `gymnasium.make`, as JSON. Raises ImportError where the environment
-    needs another library, and ValueError where it cannot be made or its actions are not discrete.
+    Raises:
+        ImportError: it needs another library.
+        ValueError: it cannot be made, or its actions are not discrete.
     """
     library = import_library("gymnasium")
     try:
@@ -61,8 +62,7 @@ def set_start(game: Any, start: int | None, seed: int) -> Any:
 
 
 def format_observation(observation: Any) -> str:
-    """An observation as text: a number, or numbers with spaces between them, named if it is a
-    mapping."""
+    """An observation as text: numbers with spaces between them, named if it is a mapping."""
     if isinstance(observation, dict):
         named = sorted(observation.items())
         return " ".join(f"{name} {format_observation(value)}" for name, value in named)
@@ -97,15 +97,13 @@ def compute_action_values(table: _Table, turns: int) -> list[list[float]]:
 
 @lru_cache(maxsize=128)
 def get_action_values(id: str, config: str, turns: int) -> list[list[float]] | None:
-    """The values of an environment by name; None if it is not tabular."""
+    """Those of an environment by name; None if it is not tabular."""
     table = getattr(open_game(id, config), "P", None)
     return None if table is None else compute_action_values(table, turns)
 
 
 @dataclass(slots=True)
 class _Game:
-    """An environment of the library with what has happened in it."""
-
     env: Any
     id: str
     config: str
@@ -160,7 +158,6 @@ class GymnasiumEnvironment(NeedsLibrary, StatefulEnvironment):
         return _Game(env, problem["id"], problem["config"], observation)
 
     def play(self, game: _Game, action: Action) -> Reply:
-        """Takes one action; a text that names none changes nothing."""
         names = list_action_names(game.id, int(game.env.action_space.n))
         chosen = action.spans.get("answer", action.text).strip().casefold()
         if chosen not in names:
@@ -190,9 +187,6 @@ class GymnasiumEnvironment(NeedsLibrary, StatefulEnvironment):
         game.env.close()
 
 
-_ATTEMPTS = 1000
-
-
 class GymnasiumTask(NeedsLibrary, GymTask):
     """First states of an environment of Gymnasium with discrete actions, such as FrozenLake-v1.
 
@@ -214,29 +208,22 @@ class GymnasiumTask(NeedsLibrary, GymTask):
             open_game(self.id, self.config_text)
         return self
 
-    def problem(self, split: Split, index: int, seed: int) -> Problem:
+    def list_candidates(self, split: Split, index: int, seed: int) -> Iterator[tuple[str, Problem]]:
         rng = random.Random(f"gymnasium/{seed}/{split}/{index}")
         starts = _list_starts(self.id, self.config_text)
-        for _ in range(_ATTEMPTS):
+        for _ in range(ATTEMPTS):
             start = rng.choice(starts) if starts else None
             drawn = 0 if starts else rng.getrandbits(31)
             shown = _show_start(self.id, self.config_text, start, drawn)
-            if self.is_for(split, shown):
-                return Problem(
+            where = {"config": self.config_text, "start": start, "seed": drawn}
+            yield (
+                shown,
+                Problem(
                     id=f"gymnasium/{self.id}/{shown}",
                     prompt=f"{shown}\n",
-                    fields={
-                        "data_source": self.id,
-                        "id": self.id,
-                        "config": self.config_text,
-                        "start": start,
-                        "seed": drawn,
-                    },
-                )
-        raise ValueError(
-            f"{self.id}: none of {_ATTEMPTS} first observations falls into the split {split!r}; "
-            "`held_out` decides the share of the splits"
-        )
+                    fields={"data_source": self.id, "id": self.id, **where},
+                ),
+            )
 
     def demonstration(self, problem: Problem, seed: int) -> Demonstration:
         return Demonstration((self.act(problem, (), (), seed),))

@@ -8,9 +8,8 @@ import re
 import string
 import sys
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
-from difflib import get_close_matches
 from fractions import Fraction
 from functools import lru_cache
 from importlib import import_module
@@ -19,7 +18,14 @@ from typing import Any, ClassVar, Self
 from pydantic import Field, model_validator
 
 from rlx.plugin import Demonstration, Example, Problem, Reward, Sample, Score, Split
-from rlx_gyms.libraries import GymTask, NeedsLibrary, import_library, is_installed
+from rlx_gyms.libraries import (
+    ATTEMPTS,
+    GymTask,
+    NeedsLibrary,
+    import_library,
+    is_installed,
+    suggest_name,
+)
 from rlx_plugins.examples import build_example
 from rlx_plugins.limited_call import LimitedResult, call_with_limit
 
@@ -54,7 +60,7 @@ def get_dataset(name: str, config: str, seed: int) -> Any:
     """A dataset of `_CHUNK` entries; raises ValueError for an unknown name or refused options."""
     names = list_datasets()
     if name not in names:
-        hint = _suggest_name(name, names, f"there are {len(names)}, such as chain_sum")
+        hint = suggest_name(name, names, f"there are {len(names)}, such as chain_sum")
         raise ValueError(f"reasoning-gym has no dataset {name!r}; {hint}")
     dataset_class, config_class = import_library("reasoning_gym.factory").DATASETS[name]
     options = json.loads(config)
@@ -63,7 +69,7 @@ def get_dataset(name: str, config: str, seed: int) -> Any:
         if option in _RESERVED:
             raise ValueError(f"config.{option}: rlx derives it from the experiment's seed")
         if option not in known:
-            hint = _suggest_name(option, known, f"it has {', '.join(known) or 'none'}")
+            hint = suggest_name(option, known, f"it has {', '.join(known) or 'none'}")
             raise ValueError(f"config: {name} has no option {option!r}; {hint}")
     try:
         made = config_class(**options, seed=seed, size=_CHUNK)
@@ -79,16 +85,9 @@ def get_dataset(name: str, config: str, seed: int) -> Any:
 @lru_cache(maxsize=256)
 def generate_entry(address: EntryAddress) -> Mapping[str, Any]:
     """The entry at an address: `question`, `answer` (None if none is stored), `metadata`."""
-    entry: Mapping[str, Any] = get_dataset(address.dataset, address.config, address.seed)[
-        address.item
-    ]
+    dataset = get_dataset(address.dataset, address.config, address.seed)
+    entry: Mapping[str, Any] = dataset[address.item]
     return entry
-
-
-def _suggest_name(word: str, choices: Sequence[str], otherwise: str) -> str:
-    """The help for a name that is not one of `choices`: the closest, else `otherwise`."""
-    near = get_close_matches(word, choices, n=1)
-    return f"did you mean {near[0]!r}?" if near else otherwise
 
 
 Entry = Mapping[str, Any]
@@ -127,7 +126,7 @@ def is_readable(dataset: str, answer: str, entry: Entry) -> bool:
 
 
 def score_entry(dataset: str, scorer: Any, answer: str, entry: Entry) -> float:
-    """The score of a readable answer; 0 for a full score that it does not deserve."""
+    """The scorer's value of a readable answer; 0 for a full score that it does not deserve."""
     if dataset in _EVALUATED_LITERALS:
         vars(sys.modules[type(scorer).__module__])["eval"] = ast.literal_eval
     value = float(scorer.score_answer(answer, entry))
@@ -176,7 +175,6 @@ _CONFIRMATIONS: Mapping[str, Callable[[str, Entry], bool]] = {
 def _build_score_example(
     name: str, answer: str, value: float, item: int = 0, **options: Any
 ) -> Example:
-    """An example with the question 4 + 3 = ?, or another one of the same dataset."""
     address = EntryAddress("chain_sum", '{"max_digits": 1, "max_terms": 2}', 42, item)
     problem, spans = {"entry": asdict(address)}, {"answer": answer}
     return build_example(name, value, options=options, problem=problem, spans=spans)
@@ -231,19 +229,14 @@ class ReasoningGymScore(NeedsLibrary, Reward):
 
 @lru_cache(maxsize=4096)
 def _score_answer(address: EntryAddress, answer: str) -> LimitedResult:
-    """The scorer's value: here if it only compares texts, else in a process of its own.
-
-    Kept, because the answers of a group are often alike, and a process costs milliseconds.
-    """
+    """The scorer's value: here if it only compares texts, else in a process of its own. Kept,
+    because the answers of a group are often alike."""
     dataset = get_dataset(address.dataset, address.config, address.seed)
     entry = generate_entry(address)
     base = import_library("reasoning_gym.dataset").ProceduralDataset
     if type(dataset).score_answer is base.score_answer:
         return LimitedResult(dataset.score_answer(answer, entry))
     return call_with_limit(lambda: score_entry(address.dataset, dataset, answer, entry), _SECONDS)
-
-
-_ATTEMPTS = 1000
 
 
 class ReasoningGymTask(NeedsLibrary, GymTask):
@@ -274,24 +267,31 @@ class ReasoningGymTask(NeedsLibrary, GymTask):
             get_dataset(self.dataset, self.config_text, 0)
         return self
 
-    def problem(self, split: Split, index: int, seed: int) -> Problem:
-        for attempt in range(_ATTEMPTS):
+    def list_candidates(self, split: Split, index: int, seed: int) -> Iterator[tuple[str, Problem]]:
+        for attempt in range(ATTEMPTS):
             address = self._locate_candidate(split, index, seed, attempt)
             entry = generate_entry(address)
-            if self.is_for(split, entry["question"]):
-                return self._build_problem(address, entry)
-        raise ValueError(
-            f"{self.dataset} with these options has too few questions: none of {_ATTEMPTS} is for "
-            f"the split {split!r}"
-        )
+            question = str(entry["question"])
+            yield (
+                question,
+                Problem(
+                    id=f"reasoning_gym/{self.dataset}/{zlib.crc32(question.encode()):08x}/"
+                    f"{address.seed}-{address.item}",
+                    prompt=question,
+                    fields={
+                        "data_source": self.dataset,
+                        "entry": asdict(address),
+                        "answer": entry["answer"],
+                    },
+                ),
+            )
 
     @property
     def demonstrates(self) -> bool:
         if not is_installed("reasoning_gym"):  # otherwise `check` says so
             return True
-        return (
-            generate_entry(EntryAddress(self.dataset, self.config_text, 0, 0))["answer"] is not None
-        )
+        first = generate_entry(EntryAddress(self.dataset, self.config_text, 0, 0))
+        return first["answer"] is not None
 
     def demonstration(self, problem: Problem, seed: int) -> Demonstration:
         """Returns the dataset's own answer or another problem's, perhaps with a confidence."""
@@ -307,27 +307,11 @@ class ReasoningGymTask(NeedsLibrary, GymTask):
         return Demonstration(turns if self.confidences else turns[:1])
 
     def _locate_candidate(self, split: Split, index: int, seed: int, attempt: int) -> EntryAddress:
-        """Where the candidates for a problem come from: no two problems share one.
-
-        A dataset of `_CHUNK` entries holds 16 candidates for each of 16 problems, because some
-        datasets take long to make.
-        """
+        """Where the candidates of a problem, and of no other, come from: a dataset of `_CHUNK`
+        entries, which may take long to make, holds 16 for each of 16 problems."""
         side = 16
         chunk, place = divmod(index, _CHUNK // side)
         batch, turn = divmod(attempt, side)
         purpose = f"reasoning_gym/{self.dataset}/{seed}/{split}/{chunk}/{batch}"
         drawn = random.Random(purpose).getrandbits(31)
         return EntryAddress(self.dataset, self.config_text, drawn, place * side + turn)
-
-    def _build_problem(self, address: EntryAddress, entry: Mapping[str, Any]) -> Problem:
-        question = str(entry["question"])
-        return Problem(
-            id=f"reasoning_gym/{self.dataset}/{zlib.crc32(question.encode()):08x}/"
-            f"{address.seed}-{address.item}",
-            prompt=question,
-            fields={
-                "data_source": self.dataset,
-                "entry": asdict(address),
-                "answer": entry["answer"],
-            },
-        )

@@ -7,7 +7,6 @@ import random
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
-from difflib import get_close_matches
 from functools import lru_cache
 from typing import Any, ClassVar, Self
 
@@ -15,16 +14,20 @@ import numpy
 from pydantic import Field, model_validator
 
 from rlx.plugin import Action, Demonstration, Episode, Problem, Reply, Split, StatefulEnvironment
-from rlx_gyms.libraries import GymTask, NeedsLibrary, import_library, is_installed
-
-_ATTEMPTS = 1000
+from rlx_gyms.libraries import (
+    ATTEMPTS,
+    GymTask,
+    NeedsLibrary,
+    import_library,
+    is_installed,
+    suggest_name,
+)
 
 
 def open_game(id: str, config: str, players: int, seed: int) -> Any:
     """Returns a game that has begun, without the library's wrappers; `config` is JSON.
 
-    Its attribute `first_player` is the number of the player whose turn is first, mostly 0. Raises
-    ValueError where there is no such game, it refuses its options, or it needs what is not there.
+    `first_player` of the game is the number of the player whose turn is first, mostly 0.
     """
     with mute():
         library = import_library("textarena")
@@ -32,8 +35,7 @@ def open_game(id: str, config: str, players: int, seed: int) -> Any:
         name = f"{id}-raw"
         if name not in registry:
             names = [known.removesuffix("-raw") for known in registry if known.endswith("-raw")]
-            near = get_close_matches(id, names, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"there are {len(names)}"
+            hint = suggest_name(id, names, f"there are {len(names)}")
             raise ValueError(f"textarena has no game {id!r}; {hint}")
     with mute(), _seed_generators(seed):
         try:
@@ -60,7 +62,7 @@ def read_observation(game: Any, player: int) -> str:
 
 
 def is_invalid(game: Any, player: int) -> bool:
-    """Whether the last move was invalid."""
+    """Whether a player's last move was invalid."""
     ended_by_it = game.state.game_info[player].get("invalid_move", False)
     return bool(getattr(game.state, "error_count", 0)) or bool(ended_by_it)
 
@@ -194,9 +196,8 @@ class TextArenaEnvironment(NeedsLibrary, StatefulEnvironment):
 
 
 def _build_result(game: Any, player: int, *, done: bool) -> dict[str, Any]:
-    """A player's reward: 0 before the end, and where a game sets the reason in its place."""
     value = (game.state.rewards or {}).get(player, 0.0)
-    total = float(value) if isinstance(value, int | float) else 0.0
+    total = float(value) if isinstance(value, int | float) else 0.0  # it may be the reason
     return {"return": total, "won": done and total >= 1.0}
 
 
@@ -224,33 +225,25 @@ class TextArenaTask(NeedsLibrary, GymTask):
             open_game(self.id, self.config_text, self.players, 0)
         return self
 
-    def problem(self, split: Split, index: int, seed: int) -> Problem:
-        key = f"textarena/{self.id}/{seed}/{split}/{index}"
-        rng, fault = random.Random(key), ""
+    def list_candidates(self, split: Split, index: int, seed: int) -> Iterator[tuple[str, Problem]]:
+        rng = random.Random(f"textarena/{self.id}/{seed}/{split}/{index}")
         varies = self._show(0) != self._show(1)
-        for _ in range(_ATTEMPTS):
+        for _ in range(ATTEMPTS):
             drawn = rng.getrandbits(31)
             try:
                 shown = self._show(drawn)
-            except ValueError as error:  # some seeds of LightsOut divide by zero
-                fault = f"; {error}"
+            except ValueError:  # some seeds of LightsOut divide by zero
                 continue
             identity = shown if varies else str(drawn)
-            if self.is_for(split, identity):
-                return Problem(
+            where = {"config": self.config_text, "players": self.players, "seed": drawn}
+            yield (
+                identity,
+                Problem(
                     id=f"textarena/{self.id}/{zlib.crc32(identity.encode()):08x}/{drawn}",
                     prompt=self.prompt.replace("{observation}", shown),
-                    fields={
-                        "data_source": self.id,
-                        "id": self.id,
-                        "config": self.config_text,
-                        "players": self.players,
-                        "seed": drawn,
-                    },
-                )
-        raise ValueError(
-            f"{key}: none of {_ATTEMPTS} beginnings falls into the split {split!r}{fault}"
-        )
+                    fields={"data_source": self.id, "id": self.id, **where},
+                ),
+            )
 
     def _show(self, seed: int) -> str:
         return _show_beginning(self.id, self.config_text, self.players, seed)
@@ -259,12 +252,9 @@ class TextArenaTask(NeedsLibrary, GymTask):
     def demonstrates(self) -> bool:
         return bool(self.moves)
 
-    def _require_moves(self) -> None:
+    def lesson(self, index: int, seed: int) -> Problem:
         if not self.moves:
             raise NotImplementedError("task.moves lists the moves of a warm start")
-
-    def lesson(self, index: int, seed: int) -> Problem:
-        self._require_moves()
         return super().lesson(index, seed)
 
     def demonstration(self, problem: Problem, seed: int) -> Demonstration:
@@ -273,7 +263,8 @@ class TextArenaTask(NeedsLibrary, GymTask):
     def act(
         self, problem: Problem, turns: Sequence[str], observations: Sequence[str], seed: int
     ) -> str:
-        self._require_moves()
+        if not self.moves:
+            raise NotImplementedError("task.moves lists the moves of a warm start")
         return random.Random(f"textarena/act/{seed}/{len(turns)}").choice(self.moves)
 
 

@@ -2,30 +2,21 @@
 
 import hashlib
 import json
-import os
 import random
-import select
+import signal
 import subprocess
-import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
 from tempfile import TemporaryFile
-from threading import Lock
-from typing import IO, Any, ClassVar, NoReturn
+from threading import Lock, Timer
+from typing import Any, ClassVar, NoReturn
 
 from pydantic import Field
 
-from rlx.plugin import (
-    Action,
-    Demonstration,
-    Environment,
-    Problem,
-    Split,
-    Step,
-    expand_path,
-)
+from rlx.plugin import Action, Demonstration, Environment, Problem, Split, Step, expand_path
 from rlx_gyms.libraries import GymTask, is_of_split
 
 _PROGRAM = Path(__file__).with_name("verifiers_worker.py")
@@ -54,7 +45,6 @@ class TasksetProcess:
     def __init__(self, source: TasksetSource, program: Path = _PROGRAM) -> None:
         self._source, self._program = source, program
         self._lock = Lock()
-        self._errors: IO[bytes] | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._count = 0
 
@@ -68,19 +58,13 @@ class TasksetProcess:
         """Returns the answer to a request; a process that gives none in time is ended."""
         with self._lock:
             process = self._start()
-            line = json.dumps({"type": kind, "data": data}) + "\n"
-            try:
-                assert process.stdin
-                process.stdin.write(line.encode())
+            assert process.stdin
+            with suppress(BrokenPipeError):  # it has ended, and reading says why
+                process.stdin.write(json.dumps({"type": kind, "data": data}).encode() + b"\n")
                 process.stdin.flush()
-                return self._read(timeout, kind)
-            except BrokenPipeError:
-                fault = f"{self._source.taskset} ended its process: {self._read_last_error()}"
-                self._end()
-                raise RemoteFault(fault) from None
+            return self._read(process, timeout, kind)
 
     def close(self) -> None:
-        """Ends the process."""
         with self._lock:
             self._end()
 
@@ -91,65 +75,53 @@ class TasksetProcess:
         source = self._source
         options = {"taskset": source.taskset, "config": json.loads(source.config)}
         command = [source.python, "-P", str(self._program), json.dumps(options)]
-        self._errors = TemporaryFile()  # noqa: SIM115  (lives as long as the process)
+        errors = TemporaryFile()  # noqa: SIM115  (lives as long as the process)
+        pipe = subprocess.PIPE
         try:
-            self._process = subprocess.Popen(
-                command,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=self._errors,
-            )
+            process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=errors)
         except OSError as error:
-            self._end()
+            errors.close()
             raise RemoteFault(f"{source.python} cannot be run: {error.strerror}") from None
+        self._process, self._errors = process, errors
         try:
-            self._count = int(self._read(_START_SECONDS, "start")["count"])
+            self._count = int(self._read(process, _START_SECONDS, "start")["count"])
         except RemoteFault:
             self._end()
             raise
-        return self._process
+        return process
 
-    def _read(self, timeout: float, kind: str) -> Mapping[str, Any]:
-        """Returns the message of the next line; raises RemoteFault without a readable one."""
-        sender = self._source.taskset
-        try:
-            message = json.loads(self._read_line(timeout, kind), parse_constant=_refuse_constant)
-            if not isinstance(message, dict):
-                raise RemoteFault(f"{sender} sent {type(message).__name__}, not an object")
-        except (ValueError, RecursionError) as error:
+    def _read(
+        self, process: subprocess.Popen[bytes], timeout: float, kind: str
+    ) -> Mapping[str, Any]:
+        """Reads the message of the next line; a process that sends no readable one is ended."""
+        assert process.stdout
+        alarm = Timer(timeout, process.kill)
+        alarm.start()
+        line = process.stdout.readline(_LONGEST_MESSAGE)
+        fault = ""
+        message: Mapping[str, Any] = {}
+        if line.endswith(b"\n"):
+            try:
+                message = json.loads(line, parse_constant=_refuse_constant)
+                if not isinstance(message, dict):
+                    fault = f"sent {type(message).__name__}, not an object"
+            except (ValueError, RecursionError) as error:
+                fault = f"sent invalid JSON: {error}"
+        elif len(line) == _LONGEST_MESSAGE:
+            fault = "sent more than one megabyte"
+        elif process.wait() == -signal.SIGKILL:
+            fault = f"does not answer `{kind}` within {timeout:g} s"
+        else:
+            fault = f"ended its process in `{kind}`: {self._read_last_error()}"
+        alarm.cancel()
+        if fault:
             self._end()
-            raise RemoteFault(f"{sender} sent invalid JSON: {error}") from None
-        except RemoteFault:
-            self._end()
-            raise
+            raise RemoteFault(f"{self._source.taskset} {fault}")
         if "error" in message:
             raise RemoteFault(self._describe(message))
         return message
 
-    def _read_line(self, timeout: float, kind: str) -> bytes:
-        """Reads up to the end of a line."""
-        process, end = self._process, time.monotonic() + timeout
-        assert process and process.stdout
-        received = bytearray()
-        while not received.endswith(b"\n"):
-            ready, _, _ = select.select([process.stdout], [], [], max(0.0, end - time.monotonic()))
-            if not ready:
-                raise RemoteFault(
-                    f"{self._source.taskset} does not answer `{kind}` within {timeout:g} s"
-                )
-            part = os.read(process.stdout.fileno(), 65536)
-            received += part
-            if not part:
-                raise RemoteFault(
-                    f"{self._source.taskset} ended its process in `{kind}`: "
-                    f"{self._read_last_error()}"
-                )
-            if len(received) > _LONGEST_MESSAGE:
-                raise RemoteFault(f"{self._source.taskset} sent more than one megabyte")
-        return bytes(received)
-
     def _read_last_error(self) -> str:
-        assert self._errors
         self._errors.seek(0)
         lines = self._errors.read().decode(errors="replace").split("\n")
         return next((line[:300] for line in lines[::-1] if line.strip()), "it says nothing")
@@ -162,13 +134,11 @@ class TasksetProcess:
         return f"{source.taskset} of verifiers raises {message['error']}: {text}"
 
     def _end(self) -> None:
-        process, self._process = self._process, None
-        if process is not None:
-            process.kill()
-            process.wait()
-        for opened in (process and process.stdin, process and process.stdout, self._errors):
-            if opened:
-                opened.close()
+        if self._process is not None:
+            self._process.kill()
+            with suppress(BrokenPipeError), self._process:
+                self._process = None
+            self._errors.close()
 
 
 def _refuse_constant(name: str) -> NoReturn:
@@ -177,7 +147,7 @@ def _refuse_constant(name: str) -> NoReturn:
 
 @lru_cache(maxsize=8)
 def get_process(source: TasksetSource) -> TasksetProcess:
-    """Returns the process of a taskset, which serves all episodes of the calling process."""
+    """The process of a taskset, which serves all episodes of the calling process."""
     return TasksetProcess(source)
 
 
@@ -208,7 +178,6 @@ class VerifiersEnvironment(Environment):
 
 
 def _read_number(value: Any, name: str, sender: str) -> float:
-    """A number that was received; nothing is 0."""
     if value is not None and not isinstance(value, int | float):
         raise RemoteFault(f"{sender} sent {value!r:.40} as {name}, not a number")
     return float(value or 0.0)

@@ -27,7 +27,7 @@ def main() -> None:
     rows: Rows | None = None
     try:
         rows = Rows(**json.loads(sys.argv[1]))
-        answer = {"count": rows.count(), "version": rows.version}
+        answer = {"count": len(rows.tasks)}
     except Exception as error:  # noqa: BLE001  (rlx gets it as an answer)
         answer = describe(error)
     print(json.dumps(answer), file=answers, flush=True)
@@ -48,11 +48,10 @@ class Rows:
     """The rows of a taskset and their scores."""
 
     def __init__(self, taskset: str, config: dict[str, Any]) -> None:
-        import verifiers
         import verifiers.v1 as vf
         from verifiers.v1.utils.loaders import taskset_class, taskset_config_type
 
-        self.vf, self.version = vf, verifiers.__version__
+        self.vf = vf
         name = find_package(taskset)
         settings = taskset_config_type(name).model_validate({**config, "id": name})
         tasks = iter(taskset_class(name)(settings))
@@ -69,9 +68,6 @@ class Rows:
                 raise ValueError(
                     f"the reward {hook.__name__!r} needs a runtime, which rlx does not provide"
                 )
-
-    def count(self) -> int:
-        return len(self.tasks)
 
     def row(self, index: int) -> dict[str, Any]:
         data = self.tasks[index].data
@@ -111,10 +107,8 @@ class Rows:
 
 
 def find_package(taskset: str) -> str:
-    """The name of a taskset's package, which can be imported afterwards.
-
-    A folder is the package itself, or a project with the package in it.
-    """
+    """The name of a taskset's package, which can be imported afterwards; a folder is the package
+    itself, or a project with the package in it."""
     folder = Path(os.path.expanduser(taskset))  # noqa: PTH111  (the method raises for unknown users)
     if not folder.is_dir():
         return taskset

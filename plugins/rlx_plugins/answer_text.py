@@ -1,7 +1,4 @@
-"""Compares answers as text: the normal form of answers and names, and numbers as numbers.
-
-A data file may hold 72 as 72.0, in a column with a null, and 0.00001 as 1e-05.
-"""
+"""Compares answers as text: the normal form of answers and names, and numbers as numbers."""
 
 import re
 import string
@@ -48,7 +45,10 @@ def normalize_answer(text: str) -> str:
         return _write_number(number)
     joined = _spaced_mark.sub(r"\1\2\3\4\5", _thousands.sub("", folded))
     kept = "".join(
-        c for i, c in enumerate(joined) if not _is_punctuation(c) or _belongs_to_word(joined, i)
+        c
+        for i, c in enumerate(joined)
+        if not (c in string.punctuation or unicodedata.category(c)[0] == "P")
+        or _belongs_to_word(joined, i)
     )
     return " ".join(_articles.sub(" ", kept).split()) or " ".join(folded.split())
 
@@ -68,10 +68,6 @@ def _write_plainly(text: str) -> str:
         else c
         for c in text.translate(_WIDE).translate(_TYPOGRAPHY)
     )
-
-
-def _is_punctuation(character: str) -> bool:
-    return character in string.punctuation or unicodedata.category(character)[0] == "P"
 
 
 def _belongs_to_word(text: str, at: int) -> bool:
@@ -95,11 +91,7 @@ def _belongs_to_word(text: str, at: int) -> bool:
 
 
 def format_number(value: float) -> str:
-    """Returns a number in decimal digits, without exponent and without zeros at the end.
-
-    Raises:
-        ValueError: the number is infinite or not a number.
-    """
+    """Returns a finite number in decimal digits, without exponent and zeros at the end."""
     if isinstance(value, int):
         return str(value)
     written = format(Decimal(repr(value)), "f")  # raises for infinities below

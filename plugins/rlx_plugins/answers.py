@@ -1,7 +1,4 @@
-"""Accuracy rewards that compare a turn's answer with the known ones of its problem, as text.
-
-`rlx_plugins.mathematics` compares them as mathematics.
-"""
+"""Accuracy rewards that compare a turn's answer with the known ones of its problem, as text."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -24,7 +21,22 @@ def build_answer_example(
     return build_example(name, value, options=options, problem=problem, spans=spans)
 
 
-class AnswerReward(Reward):
+class SpanReward(Reward):
+    """Base of rewards that read one span of a turn."""
+
+    span: str | None = None
+    """The span to read; null for the whole response."""
+
+    def spans_read(self) -> Sequence[str]:
+        return () if self.span is None else (self.span,)
+
+    def read_span(self, sample: Sample) -> str:
+        """The text without white space around it; "" without one."""
+        text = sample.response if self.span is None else sample.spans.get(self.span, "")
+        return text.strip()
+
+
+class AnswerReward(SpanReward):
     """Base of rewards that compare one span of a turn with one field of its problem."""
 
     span: str | None = "answer"
@@ -33,16 +45,8 @@ class AnswerReward(Reward):
     """The problem's field that holds the right answer: text, a number, or a list of them. Of a text
     whose last line begins with `####`, as in GSM8K, it is the rest of that line."""
 
-    def spans_read(self) -> Sequence[str]:
-        return () if self.span is None else (self.span,)
-
     def check_problem(self, problem: Mapping[str, Any]) -> None:
         self.list_right_answers(problem)
-
-    def get_answer_text(self, sample: Sample) -> str:
-        """The model's answer; "" without one."""
-        text = sample.response if self.span is None else sample.spans.get(self.span, "")
-        return text.strip()
 
     def list_right_answers(self, problem: Mapping[str, Any]) -> tuple[str | int | float, ...]:
         """The right answers, texts and numbers; raises ValueError where the data have none."""
@@ -53,14 +57,11 @@ class AnswerReward(Reward):
         values: list[Any] | tuple[Any, ...] = value if isinstance(value, list | tuple) else [value]
         if not values or not all(map(_is_answer, values)):
             raise ValueError(f"the field {self.field!r} must hold text or numbers, got {value!r}")
-        right: list[str | int | float] = []
-        for one in values:
-            if isinstance(one, str):
-                found = _result.search(one.strip())
-                right.append(found[1] if found else one.strip())
-            else:
-                right.append(one)
-        return tuple(right)
+        texts = [one.strip() if isinstance(one, str) else one for one in values]
+        return tuple(
+            found[1] if isinstance(one, str) and (found := _result.search(one)) else one
+            for one in texts
+        )
 
 
 def _is_answer(value: Any) -> bool:
@@ -92,7 +93,7 @@ class AnswerExactMatch(AnswerReward):
 
     def score(self, sample: Sample) -> Score:
         right = self.list_right_answers(sample.problem)
-        answer = self.get_answer_text(sample)
+        answer = self.read_span(sample)
         if not answer:
             return Score(0.0, "no answer")
         for one in right:

@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Annotated, Any, Literal, Self
@@ -17,6 +16,7 @@ from rlx_plugins.records import (
     convert_to_plain_json,
     format_short_repr,
     get_value_at_path,
+    pick_problem,
 )
 from rlx_plugins.templates import fill_template, list_template_fields
 
@@ -89,11 +89,7 @@ class Dataset(Plugin):
         return self
 
     def problem(self, split: Split, index: int, seed: int) -> Problem:
-        problems = self._splits()[split]
-        passes, position = divmod(index, len(problems))
-        if split == "train":
-            position = _shuffle_dataset_indices(seed, passes, len(problems))[position]
-        return problems[position][1]
+        return pick_problem(self._splits()[split], split, index, f"dataset/{seed}")[1]
 
     def list_problems(self) -> Iterator[tuple[str, Problem]]:
         for placed in self._splits().values():
@@ -124,12 +120,22 @@ class Dataset(Plugin):
 def _load_dataset_splits(options: str, stamps: tuple[Stamp, ...]) -> _Splits:
     """Both splits, read once per process and state of the files."""
     task = Dataset.model_validate_json(options)
-    train = _read_source_problems(task, task.train)
+    read = _read_source_problems(task, task.train)
     if task.test is not None:
         test = _read_source_problems(task, task.test)
-        train = _remove_tested_problems(train, test, task.duplicates)
     else:
-        train, test = _split_held_out(train, task.held_out or 0.0)
+        below = (task.held_out or 0.0) * 2**48
+        test = [one for one in read if int.from_bytes(_compute_prompt_hash(one[1])[:6]) < below]
+    tested = {_compute_prompt_hash(problem): where for where, problem in test}
+    train = [one for one in read if _compute_prompt_hash(one[1]) not in tested]
+    if task.test is not None and task.duplicates == "refuse" and len(train) < len(read):
+        where, at = next(
+            (w, tested[h]) for w, p in read if (h := _compute_prompt_hash(p)) in tested
+        )
+        raise ValueError(
+            f"{where}: also in the test split, at {at}; so are {len(read) - len(train)} of "
+            f"{len(read)} training problems. `duplicates: drop` leaves them out of training"
+        )
     for split, problems in (("train", train), ("test", test)):
         if not problems:
             source = task.test if split == "test" and task.test is not None else task.train
@@ -141,12 +147,7 @@ def _load_dataset_splits(options: str, stamps: tuple[Stamp, ...]) -> _Splits:
 
 
 def _read_source_problems(task: Dataset, source: Source) -> _Placed:
-    made = []
-    for where, record in source.rows():
-        try:
-            made.append((where, _build_problem_from_record(task, record)))
-        except ValueError as error:
-            raise ValueError(f"{where}: {error}") from None
+    made = [*source.parse_rows(lambda record: _build_problem_from_record(task, record))]
     if not made:
         raise ValueError(f"{source.name}: holds no record")
     return made
@@ -170,7 +171,7 @@ def _build_problem_from_record(task: Dataset, record: Mapping[str, Any]) -> Prob
         stratum = _format_field_text(task.stratum, fields[task.stratum])
     earlier = [[message.content for message in history]] if history else []
     return Problem(
-        id=_compute_text_hash(_written([system, *earlier, prompt, fields])).hex()[:16],
+        id=hashlib.sha256(_written([system, *earlier, prompt, fields]).encode()).hexdigest()[:16],
         prompt=prompt,
         fields=fields,
         stratum=stratum,
@@ -189,7 +190,6 @@ def _build_demonstration(templates: Iterable[str], fields: Mapping[str, Any]) ->
 
 
 def _fill_prompt(prompt: str, fields: Mapping[str, Any]) -> tuple[str, tuple[Message, ...], str]:
-    """The system message, "" without one, the messages after it, and the prompt."""
     system, history = "", tuple[Message, ...]()
     texts = {}
     for name in list_template_fields(prompt):
@@ -230,51 +230,11 @@ def _read_messages(name: str, messages: Sequence[Any]) -> tuple[str, tuple[Messa
     return texts[0] if begin else "", tuple(Message(*one) for one in spoken), texts[-1]
 
 
-# Which problem in which split --------------------------------------------------------------------
-
-
 _written = json.JSONEncoder(sort_keys=True, ensure_ascii=False, separators=(",", ":")).encode
-
-
-def _compute_text_hash(text: str) -> bytes:
-    return hashlib.sha256(text.encode()).digest()
 
 
 def _compute_prompt_hash(problem: Problem) -> bytes:
     """A hash of the messages, equal for duplicates."""
     earlier = "".join(f"{len(m.content)} {m.content}" for m in problem.history)
-    return _compute_text_hash(f"{len(problem.system)} {problem.system}{earlier}{problem.prompt}")
-
-
-def _split_held_out(problems: _Placed, share: float) -> tuple[_Placed, _Placed]:
-    """Splits off a share of the problems for testing."""
-    train: _Placed = []
-    test: _Placed = []
-    for where, problem in problems:
-        position = int.from_bytes(_compute_prompt_hash(problem)[:6]) / 2**48  # in [0, 1)
-        (test if position < share else train).append((where, problem))
-    return train, test
-
-
-def _remove_tested_problems(
-    train: _Placed, test: _Placed, duplicates: Literal["refuse", "drop"]
-) -> _Placed:
-    """The training problems without those of the test split."""
-    tested = {_compute_prompt_hash(problem): where for where, problem in test}
-    shared = [
-        (where, at) for where, p in train if (at := tested.get(_compute_prompt_hash(p))) is not None
-    ]
-    if shared and duplicates == "refuse":
-        where, at = shared[0]
-        raise ValueError(
-            f"{where}: also in the test split, at {at}; so are {len(shared)} of {len(train)} "
-            "training problems. `duplicates: drop` leaves them out of training"
-        )
-    return [
-        (where, problem) for where, problem in train if _compute_prompt_hash(problem) not in tested
-    ]
-
-
-@lru_cache(maxsize=4)
-def _shuffle_dataset_indices(seed: int, passes: int, size: int) -> list[int]:
-    return random.Random(f"dataset/{seed}/pass {passes}").sample(range(size), size)
+    whole = f"{len(problem.system)} {problem.system}{earlier}{problem.prompt}"
+    return hashlib.sha256(whole.encode()).digest()

@@ -1,8 +1,4 @@
-"""Rewards by a language model behind OpenAI's interface: it rates an answer, or ranks a group's.
-
-What the policy wrote stands in the judge's prompt between lines that nobody can write in advance.
-Answers of the judge are remembered with the run (`rlx.plugin.recall`).
-"""
+"""Rewards by a language model behind OpenAI's interface: it rates or ranks answers."""
 
 import asyncio
 import hashlib
@@ -20,7 +16,8 @@ from weakref import WeakKeyDictionary
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from rlx.plugin import Reward, Sample, Score, recall
+from rlx.plugin import Sample, Score, recall
+from rlx_plugins.answers import SpanReward
 from rlx_plugins.templates import fill_template, list_template_fields
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.25, 30.0
@@ -50,8 +47,7 @@ Answer = Mapping[str, Any]
 """Of the judge: `value`, and what it took: `requests`, `tokens`, `cost`."""
 
 
-class JudgeError(RuntimeError):
-    """The judge gave no verdict."""
+class JudgeError(RuntimeError): ...
 
 
 class _Reply(BaseModel):
@@ -79,7 +75,7 @@ class Price(BaseModel):
     completion: float = Field(ge=0)
 
 
-class JudgeReward(Reward):
+class JudgeReward(SpanReward):
     """Base of the rewards that ask a judge."""
 
     model: str
@@ -93,8 +89,6 @@ class JudgeReward(Reward):
     """What makes an answer good."""
     question: str = "{question}"
     """Template over the problem's fields: what the judge sees of the problem."""
-    span: str | None = None
-    """The span with the answer; null for the whole response."""
     temperature: float = Field(0.0, ge=0)
     max_tokens: int = Field(256, ge=1)
     """Tokens of a reply."""
@@ -156,21 +150,12 @@ class JudgeReward(Reward):
     def value_range(self) -> tuple[float, float]:
         return 0.0, 1.0
 
-    def spans_read(self) -> Sequence[str]:
-        return () if self.span is None else (self.span,)
-
-    def get_answer(self, sample: Sample) -> str:
-        """The text to judge; "" without one."""
-        text = sample.response if self.span is None else sample.spans.get(self.span, "")
-        return text.strip()
-
     async def ask(
         self, prompt: str, seed: int, reply: type[_Reply], read: Callable[[Any], Any]
     ) -> Answer:
-        """Asks the judge, or recalls what it said.
+        """Asks the judge, or recalls what it said; raises JudgeError without a verdict.
 
-        `read` takes the value from a reply of the form `reply`, or raises ValueError for one that
-        says nothing. Raises JudgeError if there is no verdict after all tries.
+        `read` takes the value from a reply of the form `reply`, or raises ValueError.
         """
         request: dict[str, Any] = {
             "model": self.model,
@@ -183,11 +168,11 @@ class JudgeReward(Reward):
             schema = {"name": "verdict", "strict": True, "schema": reply.model_json_schema()}
             request["response_format"] = {"type": "json_schema", "json_schema": schema}
 
-        async def try_again_and_again() -> Answer:
-            return await self._try(request, lambda text: read(_read_reply(text, reply)))
-
         address = self.base_url or os.environ.get("OPENAI_BASE_URL")
-        return await recall({"address": address, **request}, try_again_and_again)
+        return await recall(
+            {"address": address, **request},
+            lambda: self._try(request, lambda text: read(_read_reply(text, reply))),
+        )
 
     async def _try(self, request: Mapping[str, Any], read: Callable[[str], Any]) -> Answer:
         import openai
@@ -258,7 +243,7 @@ class Judge(JudgeReward):
         return self
 
     async def score(self, sample: Sample) -> Score:
-        answer = self.get_answer(sample)
+        answer = self.read_span(sample)
         if not answer:
             return Score(0.0, "no answer")
         prompt = fill_judge_prompt(
@@ -302,7 +287,7 @@ class JudgeRanking(JudgeReward):
         return self
 
     async def score(self, samples: Sequence[Sample]) -> list[Score]:
-        texts = [self.get_answer(sample) for sample in samples]
+        texts = [self.read_span(sample) for sample in samples]
         pairs = [(a, b) for a, b in itertools.permutations(sorted({*texts}), 2) if a and b]
         question = self.write_question(samples[0].problem)
         answers = dict(
@@ -339,11 +324,8 @@ class JudgeRanking(JudgeReward):
 
 
 def fill_judge_prompt(template: str, **texts: str) -> str:
-    """Fills a judge's template, with a fence that its texts cannot contain.
-
-    The fence is a digest of all that is filled in: who writes a text would have to know the digest
-    of that text to close the fence.
-    """
+    """Fills a judge's template, with a fence that its texts cannot contain: a digest of all that is
+    filled in."""
     digest = hashlib.sha256(json.dumps([template, texts], sort_keys=True).encode("ascii"))
     return fill_template(template, {**texts, "fence": f"#{digest.hexdigest()[:16]}"})
 
@@ -402,7 +384,6 @@ _servers: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, _Server]] = Wea
 
 
 def _get_server(judge: JudgeReward) -> _Server:
-    """The server of judges with these options, which share its limits."""
     own = _servers.setdefault(asyncio.get_running_loop(), {})
     options = judge.model_dump_json()
     if options not in own:
@@ -411,7 +392,6 @@ def _get_server(judge: JudgeReward) -> _Server:
 
 
 def _read_retry_after(headers: Mapping[str, str]) -> float | None:
-    """Seconds after which a server wants to be asked again; None if it does not say."""
     try:
         return min(max(float(headers["retry-after"]), 0.0), _LONGEST_PAUSE)
     except (KeyError, ValueError):

@@ -72,7 +72,7 @@ class MathVerify(AnswerReward):
             one if isinstance(one, str) else format_number(one)
             for one in self.list_right_answers(sample.problem)
         ]
-        answer = self.get_answer_text(sample)
+        answer = self.read_span(sample)
         if not answer:
             return Score(0.0, "no answer")
         formula = find_formula(answer, whole=self.span is not None)
@@ -132,7 +132,6 @@ def find_formula(text: str, *, whole: bool) -> str | None:
 
 
 def _find_last_formula(text: str) -> str | None:
-    """The text between the last pair of delimiters of a formula; takes linear time."""
     opened: re.Match[str] | None = None
     found: str | None = None
     for mark in _delimiter.finditer(text):
@@ -145,7 +144,6 @@ def _find_last_formula(text: str) -> str | None:
 
 
 def _find_closed_group(text: str, start: int) -> str | None:
-    """The text from `start` to the brace that closes the group; None if there is none."""
     depth = 1
     for mark in re.finditer(r"\\[{}]|[{}]", text[start:]):
         depth += {"{": 1, "}": -1}.get(mark[0], 0)
@@ -328,7 +326,6 @@ def _all_equal(expressions: list[Any]) -> bool:
 
 
 def _normalize_unit(unit: str, *, plain: bool) -> str:
-    """The normal form of a unit; "" for letters that are none."""
     text = re.sub(r"\\[a-z]+\{([^{}]*)\}", r"\1", unit)
     text = text.translate(_UNIT_LETTERS)
     text = re.sub(r"\s*(?:/|\bper\b)\s*", "/", text.strip(" ."))

@@ -1,15 +1,13 @@
-"""Reads records with their locations from JSONL files, Parquet files and Hugging Face datasets.
-
-Files are read row by row. Callers use the location in their error messages.
-"""
+"""Reads records with their locations from JSONL files, Parquet files and Hugging Face datasets."""
 
 import gzip
 import hashlib
 import json
 import math
+import random
 import zlib
 from codecs import BOM_UTF8
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import date, time
 from decimal import Decimal
 from difflib import get_close_matches
@@ -18,11 +16,11 @@ from importlib import import_module
 from io import BufferedReader
 from itertools import islice
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from rlx.plugin import expand_path
+from rlx.plugin import Split, expand_path
 
 Row = tuple[str, Mapping[str, Any]]
 """A record's location, such as "train.jsonl line 3", and the record."""
@@ -30,6 +28,7 @@ Row = tuple[str, Mapping[str, Any]]
 Stamp = tuple[str, int, int]
 """Path, modification time in ns, and size of a file, which together identify its state."""
 
+T = TypeVar("T")
 _BATCH = 1024
 _OTHER_FORMATS = (".csv", ".tsv", ".json", ".txt", ".xlsx", ".arrow")
 
@@ -82,15 +81,11 @@ class Source(BaseModel):
         return tuple(map(expand_path, paths))
 
     def stamps(self) -> tuple[Stamp, ...]:
-        """Returns the states of the files; raises OSError for one that cannot be read."""
         return tuple(map(_get_file_stamp, self.paths))
 
     def digests(self, split: str) -> dict[str, str]:
-        """Returns digests of the records of each file, or of the hub's dataset.
-
-        They do not depend on how the records are written, such as compression or the order of keys.
-        Their names begin with `split`.
-        """
+        """Returns digests of the records of each file, or of the hub's dataset, however they are
+        written; their names begin with `split`."""
         if self.hub is not None:
             return {f"{split} {self.hub}": _digest_records(self, ())}
         paths = self.path if isinstance(self.path, tuple) else (self.path,)
@@ -98,12 +93,16 @@ class Source(BaseModel):
         return {f"{split} {part.path}": _digest_records(part, part.stamps()) for part in parts}
 
     def rows(self) -> Iterator[Row]:
-        """Reads the records in order.
-
-        Raises OSError or ImportError for what this machine lacks, and ValueError, with the place,
-        for what is not of the format that its name says.
-        """
+        """Reads the records in order; raises ValueError, with the place, for what is none."""
         return islice(self._read_all_rows(), self.limit)
+
+    def parse_rows(self, parse: Callable[[Mapping[str, Any]], T]) -> Iterator[tuple[str, T]]:
+        """Yields the place of each record and what is made of it; faults name the place."""
+        for where, record in self.rows():
+            try:
+                yield where, parse(record)
+            except ValueError as error:
+                raise ValueError(f"{where}: {error}") from None
 
     def _read_all_rows(self) -> Iterator[Row]:
         if self.hub is not None:
@@ -141,6 +140,20 @@ def _digest_records(source: Source, _: tuple[Stamp, ...]) -> str:
     return f"{count} records with digest {digest.hexdigest()[:16]}"
 
 
+def pick_problem(problems: Sequence[T], split: Split, index: int, purpose: str) -> T:
+    """Problem number `index` of a split: those of training are shuffled by `purpose` in every pass,
+    those of a test are in order."""
+    passes, position = divmod(index, len(problems))
+    if split == "train":
+        position = _shuffle_positions(f"{purpose}/pass {passes}", len(problems))[position]
+    return problems[position]
+
+
+@lru_cache(maxsize=16)
+def _shuffle_positions(purpose: str, size: int) -> list[int]:
+    return random.Random(purpose).sample(range(size), size)
+
+
 # Files -------------------------------------------------------------------------------------------
 
 
@@ -152,7 +165,6 @@ def _open_binary_file(path: Path) -> BufferedReader:
 
 
 def _read_json_lines(path: Path) -> Iterator[Row]:
-    """The objects of a file of JSON Lines in UTF-8, perhaps compressed, without empty lines."""
     with _open_binary_file(path) as stream:
         packed = stream.peek(2)[:2] == b"\x1f\x8b"
         lines = gzip.GzipFile(fileobj=stream) if packed else stream
@@ -190,7 +202,6 @@ def _read_parquet_rows(path: Path) -> Iterator[Row]:
 
 
 def _read_batch_rows(batches: Iterable[Any], name: str) -> Iterator[Row]:
-    """The rows of Arrow tables with their locations."""
     number = 0
     for batch in batches:
         for record in _widen_floats(batch).to_pylist():
@@ -199,10 +210,7 @@ def _read_batch_rows(batches: Iterable[Any], name: str) -> Iterator[Row]:
 
 
 def _widen_floats(table: Any) -> Any:
-    """An Arrow table whose columns of short floats hold the numbers that they were made from.
-
-    The double next to a float32 of 0.1 is 0.10000000149011612; its shortest text is 0.1.
-    """
+    """An Arrow table whose float32 columns hold the shortest numbers: 0.1, not 0.10000000149."""
     import pyarrow as pa
 
     for at, field in enumerate(table.schema):
@@ -242,9 +250,9 @@ def _load_hub_rows(
 
 
 def get_value_at_path(record: Mapping[str, Any], path: str) -> Any:
-    """Returns the value at a dotted path, such as `reward_model.ground_truth` or `choices.0`.
+    """Returns the value at a dotted path, such as `choices.0`; a key may contain dots itself.
 
-    Also finds keys that contain dots. Raises ValueError with the nearest path that there is.
+    Raises ValueError with the nearest path that there is.
     """
     try:
         return _get_node_value(record, path)
@@ -277,7 +285,6 @@ def _list_field_paths(record: Mapping[str, Any], before: str = "") -> Iterator[s
 
 
 def format_short_repr(value: Any) -> str:
-    """Returns a value for a message, cut off after 60 characters."""
     text = repr(value)
     return text if len(text) <= 60 else f"{text[:60]}..."
 

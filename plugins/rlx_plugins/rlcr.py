@@ -1,9 +1,4 @@
-"""Rewards of RLCR, also in two turns: the Brier score of a stated confidence, and the format.
-
-The Brier score of a confidence c for an answer that is right (y = 1) or wrong (y = 0) is
-1 - (y - c)²; its expectation is greatest at c = P(right). After Damani et al., "Beyond Binary
-Rewards" (arXiv 2507.16806), whose code accepts `nan`; here a confidence must be finite.
-"""
+"""Rewards of RLCR (arXiv 2507.16806): the Brier score of a stated confidence, and the format."""
 
 import math
 import re
@@ -50,7 +45,6 @@ def _build_confidence_example(
 
 
 def _read_judgement(sample: Sample) -> tuple[float, ParsedConfidence]:
-    """The label y of an answer in [0, 1], and the confidence that judges it."""
     of = sample.of
     if of is None or not 0.0 <= of <= 1.0:
         raise ValueError(f"the reward named by `of` must lie in [0, 1], got {of}")
@@ -60,7 +54,8 @@ def _read_judgement(sample: Sample) -> tuple[float, ParsedConfidence]:
 class Brier(Reward):
     """1 - (of - c)² for the stated confidence c; `of` names the reward for correctness.
 
-    Without a valid confidence it is 0, which is also the worst valid score.
+    Its expectation is greatest at c = P(right). Without a valid confidence it is 0, which is also
+    the worst valid score. RLCR's code accepts `nan`; here a confidence must be finite.
     """
 
     reads_parent: ClassVar[bool] = True
@@ -114,7 +109,6 @@ class ProperScore(Reward):
         return Score(value, parts={"confidence": confidence})
 
     def _score_right(self, p: float) -> float:
-        """The score of an outcome to which the probability p was given."""
         match self.rule:
             case "log":
                 return 1 - math.log(max(p, _LEAST)) / math.log(_LEAST)

@@ -1,8 +1,4 @@
-"""A task whose posterior is graded and known: the prompt names the balls in an urn, one is drawn.
-
-What a confidence should be is the share of red balls, whatever is answered. So recipes are compared
-with the truth itself instead of with labels.
-"""
+"""A task with a known posterior: the prompt names the balls in an urn, one is drawn."""
 
 import random
 import zlib

@@ -228,14 +228,3 @@ def test_every_turn_is_trained_and_padding_is_not(grown):
     assert torch.equal(batch.turn_ids > 0, batch.is_own)
     assert not (batch.is_end & ~batch.is_own).any()
     assert (batch.behaviour_logprobs[~batch.is_own] == 0).all()
-
-
-@settings(max_examples=30)
-@given(trees(), trees())
-def test_rows_of_a_tree_do_not_depend_on_the_other_trees(one, other):
-    alone, together = build_token_batch([one]), build_token_batch([one, other])
-    rows, width = alone.token_ids.shape
-    assert together.rows[:rows] == alone.rows
-    assert torch.equal(together.token_ids[:rows, :width], alone.token_ids)
-    assert torch.equal(together.group_ids[:rows], alone.group_ids)
-    assert not together.is_token[:rows, width:].any()

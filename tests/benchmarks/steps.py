@@ -26,6 +26,7 @@ from rlx.batch import build_token_batch
 from rlx.credit import estimate_grpo, estimate_two_level, group_advantages
 from rlx.learner import Learner, join_ranks
 from rlx.model import PlainDialogue, Policy
+from rlx.phase_setup import CreditRules
 from rlx.plugin import Problem
 from rlx.rollout import build_rollout_plan, sample_rollout_trees
 from rlx.sampler import TransformersSampler, copy_policy
@@ -40,8 +41,7 @@ from rlx.spec import (
     TwoLevel,
     TwoTurnRolloutSpec,
 )
-from rlx.step import assign_credit
-from rlx.train_batch import CreditRules, ScoredRows, TokenStreams
+from rlx.step import ScoredRows, TokenStreams, assign_credit
 
 LOSS = LossSpec()
 RATE = 1e-6

@@ -18,6 +18,8 @@ EXPERIMENTS = [*sorted(FOLDER.glob("*.yaml")), *SOURCES, *STUDY]
 if shutil.which("bwrap") is None and "RLX_CI" not in os.environ:
     EXPERIMENTS.remove(FOLDER / "code_tests.yaml")  # its reward needs the sandbox
 RLCR = next(path for path in EXPERIMENTS if path.stem == "rlcr")
+SOUND = ("rlcr", "rlcr_exact", "rlcr_coupled", "countdown", "kg")
+"""Experiments that have nothing to warn of."""
 PLANS = """
 import contextlib, io, json, os, socket, sys
 from functools import partial
@@ -87,7 +89,8 @@ def test_every_experiment_is_planned(planned, subtests):
             assert asked == [], "a plan asks nobody"
             said = json.loads(out)
             assert said["ok"] and said["exit_code"] == 0
-            assert [f for f in said["findings"] if f["severity"] == "error"] == []
+            errors = [f for f in said["findings"] if f["severity"] == "error"]
+            assert (said["findings"] if path.stem in SOUND else errors) == []
             for phase in said["phases"]:
                 assert phase["rows"] and phase["shown"] and phase["groups"]
                 weighed = [t for row in phase["rows"] for t in row["tokens"] if t["advantage"]]
@@ -104,10 +107,6 @@ def test_an_experiment_without_signal_cannot_learn(shown):
     assert "learns    no: every advantage is 0 in phase answers, joint" in shown(RLCR, *sets)[1]
 
 
-def test_what_is_refused(shown):
-    for argument, said in (
-        ("--row=999", "--row 999: there are rows 0 to"),
-        ("--set=rollout.answer.spans=[think, answr]", "did you mean 'answer'?"),
-    ):
-        code, _, err = shown(RLCR, argument)
-        assert code == 2 and said in err
+def test_a_misspelt_span_is_refused(shown):
+    code, _, err = shown(RLCR, "--set=rollout.answer.spans=[think, answr]")
+    assert code == 2 and "did you mean 'answer'?" in err

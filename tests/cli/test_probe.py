@@ -19,7 +19,7 @@ def run(registry, folder):
     """A run that has been submitted, and nothing more."""
     read = read_spec(EXPERIMENT)
     described = {"digest": read.spec.digest, "spec": read.spec.dump_resolved()}
-    run = submit(registry, **described, yaml=read.document.whole_text)
+    run = submit(registry, **described, yaml=read.document.text)
     root = folder / "home" / "runs" / run.id
     root.mkdir(parents=True)
     registry.update_run(run.id, directory=root)

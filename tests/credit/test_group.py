@@ -8,6 +8,7 @@ import bound
 import hypothesis.strategies as st
 import pytest
 import torch
+from golden_records import build_credit_inputs
 from hypothesis import example, given
 from rows import each_row
 
@@ -58,39 +59,20 @@ def oracle(group, *, normalize, ddof, eps, singleton):
 # Worked examples ----------------------------------------------------------------------------------
 
 
-@each_row("c0", [0.5, 0.6, 0.7, 0.8, 0.9])
-def test_sigma_pushes_confidences_to_the_edge_and_centring_does_not(c0):
-    """Expected push upwards on two siblings at c0 ± 0.05 when answers are right 7 times in 10."""
-
-    def push(**options):
-        total = 0.0
-        for label, share in ((1, 0.7), (0, 0.3)):
-            stated = [c0 + sign * 0.05 for sign in (1, -1)]
-            brier = [1 - (label - c) ** 2 for c in stated]
-            up, down = advantages_of(brier, [0, 0], **options)
-            total += share * (up - down) / 2
-        return total
-
-    assert push(normalize="center") == near(0.2 * (0.7 - c0) / 2)
-    assert 0.39 < push(normalize="std", ddof=0, eps=1e-4) < 0.4  # 2p - 1, wherever c0 is
+def inputs_of(scores, levels, group_ids):
+    """One turn per row, rewarded with the row's score; all rows are of one tree."""
+    inputs = {
+        "turn_rewards": torch.tensor(scores, dtype=torch.float64)[:, None],
+        "levels": levels,
+        "group_ids": torch.tensor(group_ids),
+        "tree_ids": torch.zeros(len(scores), dtype=torch.int64),
+    }
+    return build_credit_inputs(inputs)
 
 
-def inputs_of(scores, mask, *, levels, group_ids):
-    """One turn per row, rewarded with the row's score."""
-    mask = torch.tensor(mask, dtype=torch.bool)
-    rows = len(scores)
-    return CreditInputs(
-        turn_rewards=torch.tensor(scores, dtype=torch.float64)[:, None],
-        turn_present=torch.ones(rows, 1, dtype=torch.bool),
-        global_rewards=torch.zeros(rows, dtype=torch.float64),
-        token_rewards=torch.zeros(mask.shape, dtype=torch.float64),
-        state_ids=torch.zeros(rows, 1, dtype=torch.int64),
-        turn_ids=torch.where(mask, 1, -1),
-        mask=mask,
-        group_ids=torch.tensor(group_ids),
-        levels=torch.tensor(levels),
-        tree_ids=torch.zeros(rows, dtype=torch.int64),
-    )
+def below_answers(scores):
+    """Two answers, and two confidences below each."""
+    return inputs_of(scores, [0, 0, 1, 1, 1, 1], [0, 0, 1, 1, 2, 2])
 
 
 def two_level(inputs, **options):
@@ -99,7 +81,7 @@ def two_level(inputs, **options):
 
 def test_two_level_compares_each_level_by_its_own_rule():
     scores = [1.0, 0.0, 0.96, 0.75, 0.19, 0.91]
-    x = inputs_of(scores, [[1]] * 6, levels=[0, 0, 1, 1, 1, 1], group_ids=[0, 0, 1, 1, 2, 2])
+    x = below_answers(scores)
     above = {"normalize": "std", "ddof": 1, "eps": 0.5, "singleton": "zero"}
     below = {"normalize": "std", "ddof": 0, "eps": 1e-4, "singleton": "zero"}
     both = two_level(x, **above, confidence=below, lambda_ans=2.0, lambda_conf=3.0)
@@ -111,7 +93,7 @@ def test_two_level_compares_each_level_by_its_own_rule():
 
 
 def test_two_level_treats_a_single_answer_and_a_single_confidence_each_by_its_own_rule():
-    x = inputs_of([1.0, 0.5], [[1]] * 2, levels=[0, 1], group_ids=[0, 1])
+    x = inputs_of([1.0, 0.5], [0, 1], [0, 1])
     raw = {"singleton": "raw"}
     assert two_level(x)[:, 0].tolist() == [0.0, 0.0]
     assert two_level(x, confidence=raw)[:, 0].tolist() == [0.0, 0.5]
@@ -121,7 +103,7 @@ def test_two_level_treats_a_single_answer_and_a_single_confidence_each_by_its_ow
 def test_a_prompt_can_be_the_group_on_every_level():
     """Two answers and two confidences below each: groups of 2 and 4 by prompt, 2 by siblings."""
     scores = [1.0, 0.0, 0.9, 0.7, 0.2, 0.4]
-    x = inputs_of(scores, [[1]] * 6, levels=[0, 0, 1, 1, 1, 1], group_ids=[0, 0, 1, 1, 2, 2])
+    x = below_answers(scores)
     below = {"normalize": "center", "baseline": "prompt"}
     found = two_level(x, normalize="center", confidence=below)[:, 0].tolist()
     assert found == near([0.5, -0.5, 0.35, 0.15, -0.35, -0.15])
@@ -136,7 +118,7 @@ def test_a_prompt_can_be_the_group_on_every_level():
 def test_confidences_come_first_where_the_rows_say_so():
     """Confidences on level 0 keep their own rule and factor, and so do the answers below."""
     scores = [0.9, 0.5, 1.0, 0.0, 1.0, 1.0]
-    x = inputs_of(scores, [[1]] * 6, levels=[0, 0, 1, 1, 1, 1], group_ids=[0, 0, 1, 1, 2, 2])
+    x = below_answers(scores)
     x = replace(x, is_confidence=torch.tensor([True, True, False, False, False, False]))
     rules = {"normalize": "center", "confidence": {"normalize": "leave_one_out"}, "lambda_conf": 3}
     assert two_level(x, **rules)[:, 0].tolist() == near([1.2, -1.2, 0.5, -0.5, 0.0, 0.0])
@@ -178,7 +160,7 @@ def test_the_deviation_of_a_batch_is_one_for_all_groups(groups, ddof, singleton)
 
 def test_answers_and_confidences_have_a_deviation_each():
     scores = [1.0, 0.0, 0.96, 0.75, 0.19, 0.91]
-    x = inputs_of(scores, [[1]] * 6, levels=[0, 0, 1, 1, 1, 1], group_ids=[0, 0, 1, 1, 2, 2])
+    x = below_answers(scores)
     batch = {"normalize": "batch_std"}
     found = two_level(x, **batch, confidence=batch)[:, 0].tolist()
     answers = advantages_of(scores[:2], [0, 0], **batch)
@@ -190,18 +172,13 @@ def test_answers_and_confidences_have_a_deviation_each():
 
 
 def test_total_is_the_mean_of_the_rewarded_turns_plus_the_global_rewards():
-    x = CreditInputs(
-        turn_rewards=torch.tensor([[0.5, 1.0, 0.0], [0.0, math.nan, math.nan], [0.4, 9.0, 0.8]]),
-        turn_present=torch.tensor([[True, True, True], [False, False, False], [True, False, True]]),
-        global_rewards=torch.tensor([0.25, 0.25, 0.0]),
-        token_rewards=torch.zeros(3, 2),
-        state_ids=torch.zeros(3, 3, dtype=torch.int64),
-        turn_ids=torch.ones(3, 2, dtype=torch.int64),
-        mask=torch.ones(3, 2, dtype=torch.bool),
-        group_ids=torch.zeros(3, dtype=torch.int64),
-        levels=torch.zeros(3, dtype=torch.int64),
-        tree_ids=torch.zeros(3, dtype=torch.int64),
-    )
+    rewards = torch.tensor([[0.5, 1.0, 0.0], [0.0, math.nan, math.nan], [0.4, 9.0, 0.8]])
+    inputs = {
+        "turn_rewards": rewards,
+        "turn_present": [[True, True, True], [False, False, False], [True, False, True]],
+        "global_rewards": torch.tensor([0.25, 0.25, 0.0]),
+    }
+    x = replace(build_credit_inputs(inputs), turn_rewards=rewards)
     assert total_scores(x).tolist() == pytest.approx([0.75, 0.25, 0.6])
     assert bound.estimator("grpo", normalize="center")(x)[:, 0].tolist() == pytest.approx(
         [0.75 - 1.6 / 3, 0.25 - 1.6 / 3, 0.6 - 1.6 / 3]
@@ -226,7 +203,7 @@ def test_a_row_whose_score_is_nan_stays_within_its_mask():
     ],
 )
 def test_inputs_that_disagree_are_refused(change, complaint):
-    x = inputs_of([1.0, 2.0], [[1], [1]], levels=[0, 0], group_ids=[0, 0])
+    x = inputs_of([1.0, 2.0], [0, 0], [0, 0])
     with pytest.raises(ShapeError, match=complaint):
         CreditInputs(**{**vars(x), **change})
 

@@ -7,19 +7,17 @@ from types import SimpleNamespace
 import pytest
 import torch
 from rows import each_row
-from trees import conversation, turn
+from trees import conversation, entry, tree, turn
 
 from rlx.batch import build_token_batch
-from rlx.credit_assignment import (
+from rlx.reward import RewardTable
+from rlx.step import (
     build_scored_rows,
     compute_answer_scores,
     find_lost_rows,
     join_row_rewards,
     place_row_rewards,
 )
-from rlx.plugin import Problem
-from rlx.reward import RewardEntry, RewardTable
-from rlx.rollout import NO_PARENT, RolloutTree, Segment
 
 
 @each_row(
@@ -34,31 +32,17 @@ from rlx.rollout import NO_PARENT, RolloutTree, Segment
 )
 def test_a_label_is_the_value_at_the_nearest_turn_that_has_one(values, label):
     """Two answers, and a confidence after them that has no value of its own."""
-    segments = (
-        Segment(parent=NO_PARENT, author="prompt", token_ids=(1,)),
-        turn(0, kind="answer", number=1),
-        turn(1, kind="answer", number=2),
-        turn(2, kind="confidence", number=3),
-    )
-    tree = RolloutTree(Problem(id="p", prompt="", fields={}), segments)
-    entries = {
-        (0, segment): {
-            "accuracy": RewardEntry("accuracy", value, 1.0, "absent" if value is None else "scored")
-        }
-        for segment, value in values.items()
-    }
+    asked = tree(turn(0), turn(1, number=2), turn(2, kind="confidence", number=3))
+    entries = {(0, s): {"accuracy": entry("accuracy", value)} for s, value in values.items()}
     table = RewardTable(entries, frozenset(), {})
-    batch = build_token_batch([tree])
-    rows = join_row_rewards(batch, [tree], table, batch.is_own, label="accuracy")
+    batch = build_token_batch([asked])
+    rows = join_row_rewards(batch, [asked], table, batch.is_own, label="accuracy")
     assert rows.rewards.labels.tolist() == pytest.approx([label], nan_ok=True)
 
 
 def scored(weight=1.0, **values):
     """Named rewards of one turn or rollout, None where one is absent."""
-    return {
-        name: RewardEntry(name, value, weight, "absent" if value is None else "scored")
-        for name, value in values.items()
-    }
+    return {name: entry(name, value, weight) for name, value in values.items()}
 
 
 # Two rollouts of two turns: segments 1 and 3, with an observation between them, and 4 and 6.

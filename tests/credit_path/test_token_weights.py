@@ -7,10 +7,9 @@ from trees import conversation
 
 from rlx.batch import build_token_batch
 from rlx.credit import CreditInputs
-from rlx.credit_assignment import split_mini_batches
-from rlx.spec import CreditSpec, EntropyBonus, LossSpec
-from rlx.step import assign_credit
-from rlx.train_batch import CreditRules, ScoredRows, TokenStreams
+from rlx.phase_setup import CreditRules
+from rlx.spec import CreditSpec, LossSpec
+from rlx.step import ScoredRows, TokenStreams, assign_credit, split_mini_batches
 
 MAX_TOKENS = {"answer": 8}
 
@@ -19,33 +18,39 @@ def give_ones(inputs: CreditInputs) -> torch.Tensor:
     return inputs.mask.float()
 
 
-def assign(trees, mask, old, **loss):
-    """A step in which every token of the mask has advantage 1."""
-    batch, rows = build_token_batch(trees), sum(len(tree.rollouts) for tree in trees)
+def assign(batch, mask, old, *, estimator=give_ones, profile="rlx", **loss):
+    """A step in which every turn has the reward 1, and its rules."""
     rewards = {
-        "turn_rewards": torch.ones(rows, batch.state_ids.shape[1]),
+        "turn_rewards": torch.ones(batch.state_ids.shape),
         "turn_present": batch.state_ids >= 0,
-        "global_rewards": torch.zeros(rows),
+        "global_rewards": torch.zeros(len(batch.rows)),
     }
-    spec = LossSpec.model_validate({"old_logprobs": "learner", **loss})
-    rules = CreditRules(estimator=give_ones, credit=CreditSpec(), loss=spec, max_tokens=MAX_TOKENS)
-    scored = ScoredRows.join(batch, mask(batch), **rewards)
-    return assign_credit(scored, TokenStreams(old_logprobs=old(batch)), rules), rules
+    rules = CreditRules(
+        estimator=estimator,
+        credit=CreditSpec(profile=profile),
+        loss=LossSpec.model_validate(loss),
+        max_tokens=MAX_TOKENS,
+    )
+    scored = ScoredRows.join(batch, mask, **rewards)
+    return assign_credit(scored, TokenStreams(old_logprobs=old), rules), rules
+
+
+def write(*texts):
+    """A batch of an answer to each of as many problems."""
+    return build_token_batch([conversation([("answer", text, {}, None)]) for text in texts])
 
 
 def test_a_mini_batch_weighs_its_entropy_bonus_as_the_whole_step_does():
-    trees = [conversation([("answer", "ab", {}, None)]), conversation([("answer", "c", {}, None)])]
-
-    def double(batch):
-        """The learner gives every token twice the sampler's probability."""
-        return torch.where(batch.is_own, batch.behaviour_logprobs + torch.tensor(2.0).log(), 0.0)
-
+    batch = write("ab", "c")
+    # The learner gives every token twice the sampler's probability.
+    double = torch.where(batch.is_own, batch.behaviour_logprobs + torch.tensor(2.0).log(), 0.0)
     whole, rules = assign(
-        trees,
-        bound.mask("model_tokens"),
+        batch,
+        bound.mask("model_tokens")(batch),
         double,
+        old_logprobs="learner",
         correction={"kind": "truncate", "level": "token", "cap": 3},
-        entropy=EntropyBonus(coefficient=0.5),
+        entropy={"coefficient": 0.5},
     )
     parts = split_mini_batches(whole, 2, rules)
     for row, part in enumerate(parts):
@@ -59,26 +64,12 @@ def test_rows_without_a_learning_token_count_under_the_profile_of_trl():
     """TRL: `((loss * mask).sum(-1) / mask.sum(-1).clamp(min=1)).mean()` for grpo, and the sum over
     the number of rows times the limit for dr_grpo; verl leaves such rows out."""
     learns = torch.tensor([3, 0, 2, 0])
-    trees = [
-        conversation([("answer", "abc"[:count] or "x", {}, None)]) for count in learns.tolist()
-    ]
-    batch = build_token_batch(trees)
+    batch = write("abc", "x", "ab", "x")
     mask = batch.is_own & (learns > 0)[:, None]
-    rewards = {
-        "turn_rewards": torch.ones(4, 1),
-        "turn_present": torch.ones(4, 1, dtype=torch.bool),
-        "global_rewards": torch.zeros(4),
-    }
 
     def weigh(profile, aggregate, parts=1):
-        rules = CreditRules(
-            estimator=give_ones,
-            credit=CreditSpec(profile=profile),
-            loss=LossSpec(aggregate=aggregate),
-            max_tokens=MAX_TOKENS,
-        )
-        streams = TokenStreams(old_logprobs=batch.behaviour_logprobs)
-        train = assign_credit(ScoredRows.join(batch, mask, **rewards), streams, rules)
+        old = batch.behaviour_logprobs
+        train, rules = assign(batch, mask, old, profile=profile, aggregate=aggregate)
         rows = [part.weights.sum(1).tolist() for part in split_mini_batches(train, parts, rules)]
         return [pytest.approx(row) for row in rows]
 
@@ -92,11 +83,13 @@ def test_rows_without_a_learning_token_count_under_the_profile_of_trl():
 
 def test_a_correction_reads_no_ratio_of_tokens_that_nobody_sampled():
     """`all_response` lets observations learn, for which the sampler has no log-probability."""
-    tree = conversation([("answer", "ab", {}, "xyz"), ("answer", "c", {}, None)])
+    turns = [("answer", "ab", {}, "xyz"), ("answer", "c", {}, None)]
+    batch = build_token_batch([conversation(turns)])
     train, _ = assign(
-        [tree],
-        bound.mask("all_response"),
-        lambda batch: batch.behaviour_logprobs - 3.0 * batch.is_environment,
+        batch,
+        bound.mask("all_response")(batch),
+        batch.behaviour_logprobs - 3.0 * batch.is_environment,
+        old_logprobs="learner",
         correction={"kind": "truncate", "level": "sequence", "cap": 2},
     )
     assert (train.mask & train.batch.is_environment).any(), "observations are in the mask"
@@ -106,26 +99,11 @@ def test_a_correction_reads_no_ratio_of_tokens_that_nobody_sampled():
 
 def select_wanted(batch, advantages, old, **loss):
     """The tokens that need a log-probability with a gradient, for an estimator's advantages."""
-    count = len(batch.rows)
-    rows = ScoredRows.join(
-        batch,
-        batch.is_own,
-        turn_rewards=torch.ones(count, 1),
-        turn_present=torch.ones(count, 1, dtype=torch.bool),
-        global_rewards=torch.zeros(count),
-    )
-    rules = CreditRules(
-        estimator=lambda _: advantages,
-        credit=CreditSpec(),
-        loss=LossSpec.model_validate(loss),
-        max_tokens=MAX_TOKENS,
-    )
-    return assign_credit(rows, TokenStreams(old_logprobs=old), rules).wanted
+    return assign(batch, batch.is_own, old, estimator=lambda _: advantages, **loss)[0].wanted
 
 
 def test_a_row_with_a_ratio_of_its_own_is_needed_whole_where_any_token_has_a_signal():
-    trees = [conversation([("answer", "ab", {}, None)]), conversation([("answer", "cd", {}, None)])]
-    batch = build_token_batch(trees)
+    batch = write("ab", "cd")
     first = batch.is_own & (batch.is_own.cumsum(1) == 1)
     first[1] = False
     for ratio, wanted in (("token", first), ("sequence", first.any(1)[:, None] & batch.is_own)):
@@ -134,7 +112,7 @@ def test_a_row_with_a_ratio_of_its_own_is_needed_whole_where_any_token_has_a_sig
 
 
 def test_a_token_that_a_covariance_holds_near_the_old_policy_is_needed_without_an_advantage():
-    batch = build_token_batch([conversation([("answer", "abcd", {}, None)])])
+    batch = write("abcd")
     old, advantages = (torch.zeros(batch.is_own.shape) for _ in range(2))
     old[batch.is_own] = torch.tensor([-0.1, -1.0, -1.2, -1.1])
     advantages[batch.is_own] = torch.tensor([0.0, -1.0, -1.0, 0.0])

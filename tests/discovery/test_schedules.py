@@ -1,6 +1,5 @@
 """Schedules of another distribution, named in YAML with their own settings."""
 
-import json
 import sys
 from pathlib import Path
 
@@ -8,12 +7,10 @@ import pytest
 from guests import installed
 from rows import each_row
 
-from rlx.discovery import resolve_plugins
 from rlx.errors import PluginError
 from rlx.plan import check_file
 from rlx.plugin import Problem
 from rlx.rollout import build_rollout_plan, sample_rollout_trees
-from rlx.spec import ExperimentSpec
 from rlx.spec.reading.diagnostics import InvalidSpec
 from rlx.testing import check_schedule
 from rlx.testing.schedules import ByteDialogue, RandomSession
@@ -122,17 +119,6 @@ def grow(plan):
     problem = Problem(id="a", prompt="1", fields={})
     [tree] = sample_rollout_trees(plan, [problem], [1], RandomSession(), ByteDialogue())
     return [segment.kind for segment in tree.segments if segment.kind]
-
-
-def test_yaml_names_it_and_a_stored_spec_reads_back():
-    spec = read("{schedule: retry, every: 2, again: {template: 'Again: {first}'}}")
-    stored = spec.dump_resolved()
-    assert stored["rollout"]["every"] == 2 and stored["rollout"]["system"] == ""
-    again = ExperimentSpec.model_validate_json(json.dumps(stored), strict=True)
-    assert again == spec and again.digest == spec.digest
-    assert spec.digest != read("{schedule: retry, every: 3}").digest
-    (origin,) = (one for one in resolve_plugins(spec).provenance if one.kind == "schedule")
-    assert (origin.distribution, origin.name) == ("rlx-retry", "retry")
 
 
 @each_row(

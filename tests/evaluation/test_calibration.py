@@ -35,13 +35,6 @@ def split(pairs):
     return np.array(correct), np.array(confidence)
 
 
-def leaves(tree, path=""):
-    if not isinstance(tree, dict | list):
-        return {path: tree}
-    items = tree.items() if isinstance(tree, dict) else enumerate(tree)
-    return {k: v for key, node in items for k, v in leaves(node, f"{path}.{key}").items()}
-
-
 def find_ordered_risk(pairs):
     """The share of wrong answers among the first k by confidence, in one order of ties."""
     y, c = split(pairs)
@@ -125,16 +118,6 @@ def test_murphy_adds_up_to_brier(pairs):
     brier = m["reliability"] - m["resolution"] + m["uncertainty"]
     assert brier == pytest.approx(compute_brier(y, c))
     assert min(m.values()) >= 0
-
-
-@given(pairs, st.randoms(use_true_random=False))
-def test_nothing_depends_on_the_order_of_the_samples(pairs, random):
-    strata = ["ab"[i % 2] for i in range(len(pairs))]
-    rows = list(zip(pairs, strata, strict=True))
-    before = leaves(measure_calibration(*split(pairs), strata))
-    random.shuffle(rows)
-    after = leaves(measure_calibration(*split([p for p, _ in rows]), [s for _, s in rows]))
-    assert before == pytest.approx(after)
 
 
 @given(st.lists(st.tuples(st.integers(0, 1), tenths), min_size=1, max_size=6))

@@ -3,14 +3,12 @@
 import pytest
 import yaml
 from rows import each_row
-from trees import turn
+from trees import entry, tree, turn
 
 from rlx.evaluation import describe_first_contact
 from rlx.phase_setup import build_setup
 from rlx.plan import read_spec
-from rlx.plugin import Problem
-from rlx.reward import RewardEntry, RewardTable
-from rlx.rollout import NO_PARENT, RolloutTree, Segment
+from rlx.reward import RewardTable
 
 SPEC = {
     "name": "contact",
@@ -33,21 +31,15 @@ def contact(tmp_path):
         path = tmp_path / "contact.yaml"
         path.write_text(yaml.safe_dump({**SPEC, "estimator": estimator, **sections}))
         setup = build_setup(read_spec(path).spec)
-        root = Segment(parent=NO_PARENT, author="prompt", token_ids=(63,), text="?")
-        trees = [
-            RolloutTree(
-                Problem(id=f"p{n}", prompt="?", fields={}),
-                (root, *(turn(0, "<answer>1</answer>", answer="1") for _ in own)),
-            )
-            for n, own in enumerate(scores)
-        ]
+        said = turn(0, "<answer>1</answer>", answer="1")
+        trees = [tree(*[said] * len(own), name=f"p{n}") for n, own in enumerate(scores)]
         entries = {
-            (t, s): {"accuracy": RewardEntry("accuracy", score, 1.0, "scored")}
+            (t, s): {"accuracy": entry("accuracy", score)}
             for t, own in enumerate(scores)
             for s, score in enumerate(own, start=1)
         }
         table = RewardTable(entries, frozenset(), {})
-        return describe_first_contact(setup, trees, table, lambda ids: "?" * len(ids))
+        return describe_first_contact(setup, trees, table, lambda ids: "?\x1b[2J")
 
     return contact
 
@@ -68,6 +60,9 @@ def test_a_group_has_a_signal_if_the_scores_that_are_compared_differ(
     found = contact(estimator, *scores)
     assert (found.groups["answer"].groups, found.groups["answer"].with_signal) == (2, with_signal)
     assert found.has_signal == (with_signal > 0)
+    lines = found.list_lines()
+    assert f"  {with_signal} of 2 answer groups have a signal" in lines
+    assert lines.count("      | ?\\x1b[2J") > 1, "what a model wrote is escaped"
     if scores == ([1.0, 1.0], [1.0, 1.0]):
         assert found.advice == ["accuracy is 1 for all: take problems that some answers solve"]
 

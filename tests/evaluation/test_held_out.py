@@ -4,42 +4,33 @@ import math
 
 import pytest
 from rows import each_row
-from trees import turn
+from trees import asked, entry, tree, turn
 
 from rlx.evaluation.answers import (
     compute_held_out_metrics,
     compute_identical_share,
     read_answers,
 )
-from rlx.plugin import Problem
-from rlx.reward import RewardEntry, RewardTable
-from rlx.rollout import NO_PARENT, RolloutTree, Segment, build_rollout_plan
+from rlx.reward import RewardTable
+from rlx.rollout import build_rollout_plan
 from rlx.spec import SCHEDULES, TurnSpec, TwoTurnRolloutSpec
 
 NAN = math.nan
 PLAN = build_rollout_plan(TwoTurnRolloutSpec(confidence=TurnSpec(template="?")))
 
 
-def entry(name, raw, **parts):
-    return RewardEntry(name, raw, 1.0, "absent" if raw is None else "scored", parts=parts)
-
-
-def prompt(parent):
-    return Segment(parent=parent, author="prompt", token_ids=(1,))
+def brier(stated):
+    return {"brier": entry("brier", 0.5, **({} if math.isnan(stated) else {"confidence": stated}))}
 
 
 def held_out(*problems):
     """Measures problems, each given as (accuracy, its stated confidences)."""
     trees, turns = [], {}
     for t, (accuracy, confidences) in enumerate(problems):
-        segments = [prompt(NO_PARENT), turn(0), prompt(1)]
-        segments += [turn(2, kind="confidence", number=2) for _ in confidences]
+        below = [turn(2, kind="confidence", number=2) for _ in confidences]
+        trees.append(tree(turn(0), asked(1), *below, name=f"p{t}", stratum=f"s{t % 2}"))
         turns[t, 1] = {"accuracy": entry("accuracy", accuracy)}
-        for s, stated in enumerate(confidences, start=3):
-            parts = {} if math.isnan(stated) else {"confidence": stated}
-            turns[t, s] = {"brier": entry("brier", 0.5, **parts)}
-        problem = Problem(id=f"p{t}", prompt="", fields={}, stratum=f"s{t % 2}")
-        trees.append(RolloutTree(problem, tuple(segments)))
+        turns |= {(t, s): brier(stated) for s, stated in enumerate(confidences, start=3)}
     return compute_held_out_metrics(PLAN, trees, RewardTable(turns, frozenset(), {}), "accuracy")
 
 
@@ -64,12 +55,9 @@ def test_metrics_of_a_schedule_without():
 
 def in_one_sequence(*stated):
     """Confidences stated in the answer itself."""
-    trees, turns = [], {}
-    for t, confidence in enumerate(stated):
-        segments = (prompt(NO_PARENT), turn(0))
-        trees.append(RolloutTree(Problem(id=f"p{t}", prompt="", fields={}), segments))
-        parts = {} if math.isnan(confidence) else {"confidence": confidence}
-        turns[t, 1] = {"accuracy": entry("accuracy", 1.0), "brier": entry("brier", 0.5, **parts)}
+    trees = [tree(turn(0), name=f"p{t}") for t in range(len(stated))]
+    right = {"accuracy": entry("accuracy", 1.0)}
+    turns = {(t, 1): right | brier(confidence) for t, confidence in enumerate(stated)}
     return compute_held_out_metrics(PLAN, trees, RewardTable(turns, frozenset(), {}), "accuracy")
 
 
@@ -100,15 +88,12 @@ def grow_levels(*kinds):
     """One path of turns of these kinds, twice, with the stated confidences .7 and .2."""
     trees, turns = [], {}
     for t, stated in enumerate((0.7, 0.2)):
-        segments = [prompt(NO_PARENT)]
+        rewards = {"answer": {"accuracy": entry("accuracy", 1.0)}, "confidence": brier(stated)}
+        segments = []
         for number, kind in enumerate(kinds, start=1):
-            segments.append(turn(2 * number - 2, kind=kind, number=number))
-            if number < len(kinds):
-                segments.append(prompt(2 * number - 1))
-            named = {"answer": "accuracy", "confidence": "brier"}.get(kind)
-            parts = {"confidence": stated} if kind == "confidence" else {}
-            turns[t, 2 * number - 1] = {named: entry(named, 1.0, **parts)} if named else {}
-        trees.append(RolloutTree(Problem(id=f"p{t}", prompt="", fields={}), tuple(segments)))
+            segments += [turn(2 * number - 2, kind=kind, number=number), asked(2 * number - 1)]
+            turns[t, 2 * number - 1] = rewards.get(kind, {})
+        trees.append(tree(*segments[:-1], name=f"p{t}"))
     levels = [{"kind": kind, "template": ""} for kind in kinds]
     spec = SCHEDULES.validate_section({"schedule": "levels", "levels": levels})
     return build_rollout_plan(spec), trees, RewardTable(turns, frozenset(), {})

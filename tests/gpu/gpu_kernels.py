@@ -20,8 +20,8 @@ from random_model import SHAPES, build_qwen
 
 from rlx.learner import PackedPolicy, forward
 from rlx.learner.pack import pack_rows
+from rlx.sampler.decoders import SharingDecoder
 from rlx.sampler.plain_decoder import PlainDecoder
-from rlx.sampler.rows import SharingDecoder
 
 TREES = {"cuda": (2, 500, 1000, 30, 40, 4, 2), "cpu": (1, 40, 30, 8, 6, 3, 2)}
 """Trees; tokens of a prompt, an answer, a question and a confidence; answers, confidences."""

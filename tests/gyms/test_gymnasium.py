@@ -94,20 +94,3 @@ def test_other_environments_play_to_their_end(id):
 def test_every_part_of_an_observation_is_shown():
     shown = format_observation({"where": (1, np.arange(2.0)), "at": np.zeros(1200)})
     assert shown == "at " + "0 " * 1200 + "where 1 0 1"
-
-
-def test_a_live_game_takes_each_action_once(monkeypatch):
-    """Replayed from its beginning in every turn, it would take n² / 2."""
-    lake = type(open_game("FrozenLake-v1", "{}"))
-    taken, closed = [], []
-    step, close = lake.step, lake.close
-    monkeypatch.setattr(lake, "step", lambda g, a: taken.append(a) or step(g, a))
-    monkeypatch.setattr(lake, "close", lambda g: closed.append(g) or close(g))
-    host = LocalHost(GymnasiumEnvironment())
-    task = GymnasiumTask(config={"is_slippery": False})
-    (state,) = host.reset([(task.problem("train", 0, 0).fields, 0)])
-    for number in range(1, 11):
-        (answer,) = host.step([(state, Action(text="up", number=number))])
-        state = answer.state
-    host.release([state])
-    assert (len(taken), len(closed)) == (10, 1)

@@ -7,7 +7,6 @@ from gyms_installed import need_library
 from pydantic import ValidationError
 from rows import each_row
 
-from rlx.cli import main
 from rlx.plugin import Action
 from rlx.rollout import LocalHost
 from rlx.testing.rewards import HOSTILE_TEXTS
@@ -177,31 +176,3 @@ def test_a_model_begins_where_the_game_lets_the_second_player_begin():
     opponent = TextArenaEnvironment(opponent=("[call]", "[check]"))
     ((kind, observation, _, _), *_) = play(opponent, problem, ["[bet]"])
     assert kind == "move" and "Player 0's" in observation
-
-
-STRANGER = """
-name: stranger
-model: {kind: tiny, hidden_size: 32, layers: 1, heads: 1, kv_heads: 1, warm_start: {steps: 2}}
-task: {plugin: gymnasium, id: CliffWalking-v1}
-rollout:
-  schedule: environment
-  environment: {plugin: textarena}
-  max_turns: 4
-  prompts_per_step: 2
-  turn: {max_new_tokens: 6}
-rewards: {global: {return: {plugin: info, key: return}}}
-estimator: {name: grpo}
-phases: [{name: grpo, steps: 2}]
-evaluation: {problems: 8, correct: return}
-"""
-
-
-@each_row("verb", ["plan", "submit"])
-def test_an_environment_of_another_task_is_named(verb, tmp_path, monkeypatch, capsys):
-    need_library("gymnasium")
-    monkeypatch.setenv("RLX_HOME", str(tmp_path / "home"))
-    (tmp_path / "stranger.yaml").write_text(STRANGER)
-    assert main([verb, str(tmp_path / "stranger.yaml")]) == 3
-    told = capsys.readouterr().err
-    assert "cannot begin with the task's problem" in told and "of another task" in told
-    assert "KeyError: 'players'" in told and "Traceback" not in told

@@ -12,7 +12,7 @@ from hypothesis import assume, given
 from rows import each_row
 
 from rlx.kl import CLAMP, KlCoefficient, kl_terms, mean_kl, subtract_kl_penalty
-from rlx.learner.terms import UpdateSums, UpdateTargets, policy_term
+from rlx.learner.learner import UpdateSums, UpdateTargets, policy_term
 from rlx.spec import KlPenalty, LossSpec
 
 SAME = [("k1", "kl"), ("k2", "mse"), ("k3", "low_var_kl")]

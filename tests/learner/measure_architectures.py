@@ -19,7 +19,6 @@ with speed_up_imports():
     import torch
     import transformers
 
-    from rlx.credit_assignment import build_scored_rows
     from rlx.learner import Learner, join_ranks
     from rlx.model import build_policy, find_window
     from rlx.phase_setup import build_setup
@@ -28,8 +27,8 @@ with speed_up_imports():
     from rlx.rollout import sample_rollout_trees
     from rlx.sampler import TransformersSampler, copy_policy
     from rlx.spec import PretrainedModelSpec
-from rlx.step import assign_credit
-from rlx.train_batch import TokenStreams
+    from rlx.step import build_scored_rows
+from rlx.step import TokenStreams, assign_credit
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from checkpoints import STYLES, build_model, tokenizer

@@ -26,9 +26,10 @@ with speed_up_imports():
     from rlx.batch import TokenBatch, build_token_batch
     from rlx.credit import Credit
     from rlx.learner import Critic, Learner, build_learner_with_reference, join_ranks
-    from rlx.learner import engine as learner_engine
+    from rlx.learner import learner as learner_engine
     from rlx.model import build_policy
     from rlx.model.lora import adapt_model, adapter_weights
+    from rlx.phase_setup import CreditRules
     from rlx.plugin import Problem
     from rlx.rollout import NO_PARENT, RolloutTree, Segment, Span
     from rlx.spec import (
@@ -41,9 +42,9 @@ with speed_up_imports():
         TinyModelSpec,
     )
     from rlx.spec.loss import EntropyBonus, ExpectedScore, KlPenalty
-    from rlx.train_batch import CreditRules, ScoredRows
-from rlx.step import assign_credit
-from rlx.train_batch import CreditRules, ScoredRows, TokenStreams
+    from rlx.step import ScoredRows
+from rlx.phase_setup import CreditRules
+from rlx.step import ScoredRows, TokenStreams, assign_credit
 
 MODEL = TinyModelSpec(
     hidden_size=64, heads=2, kv_heads=1, layers=2, intermediate_size=96, initializer_range=0.1

@@ -9,8 +9,8 @@ from rows import each_row
 
 from rlx.errors import SpecError
 from rlx.learner.distributed import Ranks
+from rlx.learner.learner import encode_confidences
 from rlx.learner.pack import Branches, RankMicroBatches, pack_rows
-from rlx.learner.terms import encode_confidences
 from rlx.model.tokenizer import load_local_dialogue
 from rlx.plugin import get_confidence_values
 from rlx.spec import TinyModelSpec

@@ -8,10 +8,9 @@ from checkpoints import build_model
 from rows import each_row
 
 from rlx.kl import kl_terms
-from rlx.learner import PackedPolicy, Ranks, forward, terms
-from rlx.learner.forward import choose_form, choose_logits
+from rlx.learner import PackedPolicy, Ranks, forward
+from rlx.learner.forward import choose_form, choose_logits, compute_token_logprobs
 from rlx.learner.pack import Branches, pack_rows
-from rlx.learner.terms import compute_token_logprobs
 from rlx.spec import RunnerSpec
 
 HERE = Ranks(0, 1, torch.device("cpu"))
@@ -36,7 +35,7 @@ def test_results_and_gradients_are_those_of_whole_logits(biased, chunk, scale, m
     tokens = torch.randint(50, (11,), generator=generator)
     reference = -torch.rand(11, **real) * 5
     found = []
-    monkeypatch.setattr(terms, "CHUNK", chunk)
+    monkeypatch.setattr(forward, "CHUNK", chunk)
     for compute in (compute_whole, compute_token_logprobs):
         leaves = [
             (scale * hidden).requires_grad_(), weight.clone().requires_grad_(),

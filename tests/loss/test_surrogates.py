@@ -19,6 +19,7 @@ from rlx.loss import (
     draw_covariant_tokens,
     find_close_sequences,
     find_largest_covariances,
+    find_near_tokens,
 )
 from rlx.spec import ClipCovariance, KlCovariance, LossSpec
 
@@ -74,6 +75,12 @@ def test_dppo_leaves_out_what_would_go_on_leaving(tokens, divergence, low, high)
             continue
         far = leaving and distance > (high if a > 0 else low)
         assert new.grad[n].item() == near(0.0 if far else -min(p / q, 5.0) * a)
+
+
+def test_dppo_keeps_a_token_that_was_certain_and_moved_little():
+    new, old = torch.tensor([-0.01]), torch.tensor([0.0])
+    how = {"divergence": "kl", "bounds": (0.05, 0.05)}
+    assert find_near_tokens(new, old, torch.tensor([-1.0]), **how).tolist() == [True]
 
 
 @given(tokens, st.floats(0.01, 0.9), st.floats(0.01, 0.9))

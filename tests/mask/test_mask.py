@@ -69,10 +69,9 @@ def test_the_answer_does_not_learn_from_the_row_of_its_confidence():
     assert masks(turn(0, 3, answer=(0, 2)), question, confidence) == ["xxx", ".xxx"]
 
 
-def test_observations_do_not_learn_and_every_turn_of_a_row_has_its_own_spans():
-    """A turn that breaks the form is corrected, though another turn of its row keeps it."""
-    seen = Segment(parent=1, author="environment", token_ids=(5, 6))
-    cases = [  # spans of the first turn and of the last, options, mask
+@each_row(
+    "first, last, options, expected",
+    [
         ({}, {"answer": (0, 2)}, {}, "xxx" + "xx.x"),
         ({"answer": (0, 2)}, {}, {}, "xxx" + "xxxx"),
         ({"answer": (0, 1)}, {"answer": (0, 2)}, {}, "x.x" + "xx.x"),
@@ -81,13 +80,15 @@ def test_observations_do_not_learn_and_every_turn_of_a_row_has_its_own_spans():
         ({"answer": (0, 1)}, {}, {"fallback": "none"}, "x.x" + "...."),
         ({}, {"answer": (0, 2)}, {"include_eos": False}, "xxx" + "xx.."),
         ({}, {"hull": (1, 3)}, {"hull": True}, "xxx" + ".xxx"),
-    ]
-    wrong = []
-    for first, last, options, expected in cases:
-        row = turn(0, 3, kind="query", **first), seen, turn(2, 4, number=2, **last)
-        if (found := masks(*row, **options)) != [expected]:
-            wrong.append((first, last, options, expected, found))
-    assert not wrong
+    ],
+)
+def test_observations_do_not_learn_and_every_turn_of_a_row_has_its_own_spans(
+    first, last, options, expected
+):
+    """A turn that breaks the form is corrected, though another turn of its row keeps it."""
+    seen = Segment(parent=1, author="environment", token_ids=(5, 6))
+    row = turn(0, 3, kind="query", **first), seen, turn(2, 4, number=2, **last)
+    assert masks(*row, **options) == [expected]
 
 
 @each_row(

@@ -5,6 +5,7 @@ from typing import ClassVar
 import pytest
 from rows import each_row
 
+from rlx.errors import PluginError
 from rlx.model import build_policy
 from rlx.model.dialogue import DemonstrationPlayer
 from rlx.plugin import Demonstration, Environment, Problem, Step
@@ -120,6 +121,14 @@ def test_a_lesson_is_what_a_rollout_of_its_words_is(index, rollout, dialogue):
     for ids in turns:
         text, _ = dialogue.read(ids)
         assert (ids[-1] in dialogue.end_ids) == (not any(stop in text for stop in stops))
+
+
+def test_an_environment_of_another_task_is_named(dialogue):
+    script = Script()
+    script.lesson = lambda index, seed: Problem(id="7", prompt="1", fields={})
+    said = r"cannot begin with the task's problem '7': KeyError: 'from'; .* of another task"
+    with pytest.raises(PluginError, match=said):
+        DemonstrationPlayer(spec(), script, Down()).episode(dialogue, 0)
 
 
 class Telling:

@@ -34,8 +34,10 @@ def test_parameters_of_files_at_hand(tmp_path):
 
 def test_adapters():
     shape = load_model_shape(TinyModelSpec())
-    every = shape.adapters(Lora(rank=2))
-    (one,) = {shape.adapters(Lora(rank=2, targets=(name,))) for name in ("gate_proj", "up_proj")}
+    every = shape.count_learned(Lora(rank=2))
+    (one,) = {
+        shape.count_learned(Lora(rank=2, targets=(name,))) for name in ("gate_proj", "up_proj")
+    }
     assert one == TinyModelSpec().layers * 2 * (96 + 256)
     assert every > 4 * one
 

@@ -10,12 +10,11 @@ from rlx.errors import PluginError
 from rlx.phase_setup import build_setup
 from rlx.plan import check_file
 from rlx.plan.report import select_example_rows
-from rlx.plan.row_accounts import stored_accounts
-from rlx.plan.synthetic_responses import load_plan_problems, load_speech
-from rlx.plan.synthetic_step import run_trial
+from rlx.plan.trial import load_plan_problems, load_speech, run_trial
+from rlx.record import TrainedRows
 from rlx.record.rollouts import read_step, rollout_table
+from rlx.results.stored_steps import build_stored_accounts
 from rlx.reward import RewardPool
-from rlx.run.streams import build_trained_rows
 
 KG = Path(__file__).parents[2] / "experiments" / "kg.yaml"
 PROMPTS = 3
@@ -113,11 +112,9 @@ def test_what_is_stored_is_told_as_it_was_planned(plan):
     speech = load_speech(parts.spec, resolve_plugins(parts.spec))
     with RewardPool(workers=1, memory_mb=1024) as pool:
         trial = run_trial(parts, load_plan_problems(parts.spec, parts.task, PROMPTS), speech, pool)
-    rows = build_trained_rows(trial.train)
+    rows = TrainedRows.from_batch(trial.train)
     stored = read_step(rollout_table(trial.trees, trial.table, rows))
-    made = stored_accounts(
-        stored.trees, stored.rewards, stored.rows, parts.spec.credit, speech.dialogue
-    )
+    made = build_stored_accounts(stored, parts.spec.credit, speech.dialogue)
     planned = plan("kg").phases[0].rows
     assert [row.turns for row in made] == [row.turns for row in planned]
     assert [row.tokens for row in made] == [row.tokens for row in planned]

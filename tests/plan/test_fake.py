@@ -11,7 +11,7 @@ from rlx.discovery import resolve_plugins
 from rlx.model import PlainDialogue, load_local_dialogue
 from rlx.phase_setup import build_setup
 from rlx.plan import check_file
-from rlx.plan.synthetic_responses import (
+from rlx.plan.trial import (
     ResponseAuthor,
     TreeSession,
     WordVocabulary,

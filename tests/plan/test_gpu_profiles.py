@@ -9,7 +9,7 @@ import pytest
 from fake_memory import measure_update
 from rows import each_row
 
-from rlx.learner import forward, terms
+from rlx.learner import forward
 from rlx.plan import load_model_shape, memory, read_spec
 from rlx.plan.memory import estimate_update_bytes
 
@@ -24,7 +24,7 @@ LAYERS = 8
 
 
 def test_the_learners_limits_are_those_of_the_plan():
-    assert (memory.WHOLE_LOGITS, memory.CHUNK) == (forward.WHOLE_LOGITS, terms.CHUNK)
+    assert (memory.WHOLE_LOGITS, memory.CHUNK) == (forward.WHOLE_LOGITS, forward.CHUNK)
 
 
 def list_updates():

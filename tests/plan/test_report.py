@@ -8,16 +8,15 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from rlx.credit_assignment import complete_inputs, estimate_credit
 from rlx.discovery import resolve_plugins
 from rlx.errors import PluginError
 from rlx.phase_setup import build_setup
 from rlx.plan import check_file
 from rlx.plan.memory import estimate_step_memory, token_budget
 from rlx.plan.rehearsal_checks import build_stop_fault, check_trial
-from rlx.plan.synthetic_responses import load_plan_problems, load_speech
-from rlx.plan.synthetic_step import run_trial
+from rlx.plan.trial import load_plan_problems, load_speech, run_trial
 from rlx.reward import RewardPool
+from rlx.step import estimate_credit
 
 RLCR = Path(__file__).parents[2] / "experiments" / "rlcr.yaml"
 
@@ -117,12 +116,9 @@ def test_credit_that_no_update_could_use_is_found(trial):
         return [(f.severity, f.path, f.kind) for f in check_trial(replace(trial, **changes))]
 
     assert find() == []
-    inputs = complete_inputs(
-        trial.rewards, train.token_rewards, train.streams, trial.setup.spec.credit
-    )
     for wrong in (train.advantages * torch.nan, train.advantages + ~train.mask):
         with pytest.raises(PluginError) as caught:
-            estimate_credit(lambda _, wrong=wrong: wrong, inputs)
+            estimate_credit(lambda _, wrong=wrong: wrong, train.placed)
         fault = build_stop_fault(caught.value)
         assert (fault.severity, fault.path, fault.kind) == ("error", ("estimator",), "plugin")
     lost = replace(train.placed, lost=train.placed.lost + 1)

@@ -2,7 +2,6 @@
 
 import json
 import re
-import sys
 from pathlib import Path
 
 import pytest
@@ -17,6 +16,7 @@ from rlx_plugins.answers import AnswerExactMatch
 from rlx_plugins.mathematics import MathVerify
 
 REWARDS = {"exact_match": AnswerExactMatch, "math_verify": MathVerify}
+WORKED = "She has 48 + 24 = 72 left.\n#### 72"
 CASES = [
     json.loads(line)
     for line in Path(__file__).with_name("reward_cases.jsonl").read_text().splitlines()
@@ -50,9 +50,16 @@ def sample(given, right="42", *, response="", **fields):
         ("Paris", "paris", 0.0, "wrong answer"),
         ("", "42", 0.0, "no answer"),
         (None, "42", 0.0, "no answer"),
+        ("72", WORKED, 1.0, None),
+        ("48", WORKED, 0.0, "wrong answer"),
+        ("72", "#### 72", 1.0, None),
+        ("72", WORKED + "\n", 1.0, None),
+        ("72", "#### 72\nor so", 0.0, "wrong answer"),
+        ("72", "C#### 72", 0.0, "wrong answer"),
+        ("seventy-two", [WORKED, "seventy-two"], 1.0, None),
     ],
 )
-def test_letter_by_letter(given, right, value, reason):
+def test_letter_by_letter_and_by_the_last_line_of_a_worked_solution(given, right, value, reason):
     score = AnswerExactMatch().score(sample(given, right))
     assert (score.value, score.reason) == (value, reason)
 
@@ -111,11 +118,6 @@ def test_the_normal_form_of_an_answer(text, normal):
 @given(st.floats(allow_nan=False, allow_infinity=False))
 def test_a_number_is_read_as_it_was_written(value):
     assert float(parse_number(format_number(value))) == value
-
-
-@each_row("text", ["a " * 20_000, "." * 40_000, "\u0130" * 20_000, "-" * 40_000])
-def test_hostile_text_is_no_answer(text):
-    assert AnswerExactMatch(normalize="text").score(sample(text)).value == 0.0
 
 
 # math_verify --------------------------------------------------------------------------------------
@@ -210,25 +212,6 @@ def test_hostile_answers_are_wrong_and_cost_no_more_than_their_time(pool):
     assert reasons["digits"] == "longer than 2000 characters"
 
 
-WORKED = "She has 48 + 24 = 72 left.\n#### 72"
-
-
-@each_row(
-    ("right", "answer", "value"),
-    [
-        (WORKED, "72", 1.0),
-        (WORKED, "48", 0.0),
-        ("#### 72", "72", 1.0),
-        (WORKED + "\n", "72", 1.0),
-        ("#### 72\nor so", "72", 0.0),
-        ("C#### 72", "72", 0.0),
-        ([WORKED, "seventy-two"], "seventy-two", 1.0),
-    ],
-)
-def test_the_last_line_of_a_worked_solution_is_the_right_answer(right, answer, value):
-    assert AnswerExactMatch().score(sample(answer, right)).value == value
-
-
 @each_row("right", ["72 ## 73", "???", "48/2 = 24. #### 72"])
 def test_what_cannot_be_read_is_refused_before_a_run(right):
     with pytest.raises(ValueError, match="cannot be read as mathematics"):
@@ -245,9 +228,3 @@ def test_the_workers_own_deadline_still_holds(pool):
     verdicts = judged(pool, sample("42"), sample("9**9**9"), deadline=0.3)
     assert verdicts == [(1.0, None), "deadline of 0.3 s passed"]
     assert judged(pool, sample("42")) == [(1.0, None)]
-
-
-def test_a_missing_library_says_how_to_install_it(monkeypatch):
-    monkeypatch.setitem(sys.modules, "math_verify", None)
-    with pytest.raises(ImportError, match=r"pip install 'rlx\[math\]'"):
-        MathVerify().check()

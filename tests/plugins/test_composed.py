@@ -137,26 +137,14 @@ name: composed
 model: {kind: tiny}
 task:
   plugin: mixture
-  tasks:
-    easy: {plugin: countdown, numbers: [2]}
-    hard: {plugin: countdown, numbers: [3]}
-  weights: {easy: 1, hard: 2}
-rollout:
-  schedule: two_turn
-  confidence: {spans: [confidence]}
+  tasks: {easy: {plugin: countdown}, hard: {plugin: countdown}}
+rollout: {schedule: single}
 rewards:
   turn:
     accuracy:
       plugin: by_data_source
       turn: answer
-      sources:
-        countdown: {plugin: countdown.verify}
-        gsm8k: {plugin: exact_match}
-    calibration:
-      plugin: by_data_source
-      turn: confidence
-      of: accuracy
-      sources: {countdown: {plugin: rlcr.brier}}
+      sources: {countdown: {plugin: countdown.verify}, gsm8k: {plugin: exact_match}}
 phases: [{name: all, steps: 3}]
 """
 
@@ -165,10 +153,10 @@ def test_an_experiment_names_the_plugins_inside_its_plugins(tmp_path):
     (tmp_path / "composed.yaml").write_text(SPEC)
     read, plugins = check_file(tmp_path / "composed.yaml")
     assert isinstance(plugins.task.inner("tasks")["hard"], CountdownTask)
-    assert plugins.rewards["turn", "calibration"].inner("sources")["countdown"].reads_parent
+    assert list(plugins.rewards["turn", "accuracy"].inner("sources")) == ["countdown", "gsm8k"]
     named = [(p.kind, p.name) for p in plugins.provenance]
     assert named[:3] == [("task", "mixture"), ("task", "countdown"), ("task", "countdown")]
-    for name in ("by_data_source", "countdown.verify", "exact_match", "rlcr.brier"):
+    for name in ("by_data_source", "countdown.verify", "exact_match"):
         assert ("reward", name) in named
     assert resolve_plugins(read.spec).provenance == plugins.provenance
 

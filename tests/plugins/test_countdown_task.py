@@ -89,6 +89,7 @@ def test_an_empty_split_is_an_error():
         ({"prompt": "nums: {numbers}"}, "target"),
         ({"prompt": "{numbers} {target} {solution}"}, "no other"),
         ({"demonstrations": {"correct": 1.5}}, "correct"),
+        ({"files": {"train": {"path": "a.jsonl"}}, "numbers": [2]}, "numbers: has no effect with"),
     ],
 )
 def test_impossible_options_are_refused(options, message):
@@ -322,11 +323,6 @@ def test_probes_spoil_files_within_the_range_of_their_numbers(tmp_path):
     assert {task.corruption("=9999", seed) for seed in range(200)} == {
         f"={n}" for n in range(5475, 5485)
     }
-
-
-def test_options_without_effect_on_files_are_refused(tmp_path):
-    with pytest.raises(ValidationError, match="numbers, target_range: has no effect with files"):
-        from_file(tmp_path, '{"nums": [1], "target": 1}', numbers=[2], target_range=(1, 9))
 
 
 def test_empty_files_are_errors(tmp_path):

@@ -17,11 +17,11 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from rows import each_row
 
-from rlx.discovery import build_plugin
 from rlx.plugin import Demonstration, Message, Task
-from rlx.spec import PluginUse
 from rlx_plugins import records
 from rlx_plugins.dataset import Dataset
+from rlx_plugins.judge import Judge
+from rlx_plugins.mathematics import MathVerify
 from rlx_plugins.records import convert_to_plain_json, get_value_at_path
 
 RECORDS = [
@@ -62,8 +62,8 @@ def of_records(tmp_path, *rows, **options):
 
 @each_row("write", [jsonl, parquet])
 def test_fields_are_mapped_by_dotted_paths(tmp_path, write):
-    train = write(tmp_path / f"train.{write.__name__}", RECORDS)
-    task = Dataset(train={"path": train}, held_out=0.3, stratum="level", **MAPPED)
+    parts = [write(tmp_path / f"{i}.{write.__name__}", RECORDS[i::2]) for i in (0, 1)]
+    task = Dataset(train={"path": parts}, held_out=0.3, stratum="level", **MAPPED)
     assert isinstance(task, Task)
     every = problems(task, "train") + problems(task, "test")
     assert sorted(p.prompt for p in every) == sorted(f"{r['question']}\n" for r in RECORDS)
@@ -71,13 +71,6 @@ def test_fields_are_mapped_by_dotted_paths(tmp_path, write):
         n = int(p.fields["answer"]) - 1
         assert p.fields == {"question": f"{n} + 1?", "answer": str(n + 1), "level": n % 3}
         assert (p.stratum, p.system) == (str(n % 3), "")
-
-
-def test_options_are_read_as_yaml_gives_them(tmp_path):
-    parts = [jsonl(tmp_path / f"{i}.jsonl", RECORDS[i::2]) for i in (0, 1)]
-    source = {"path": [str(p) for p in parts]}
-    made = build_plugin(PluginUse(plugin="dataset", train=source, held_out=0.5, **MAPPED), "task")
-    assert len(problems(made, "train") + problems(made, "test")) == 20
 
 
 def test_without_a_mapping_all_fields_are_taken_and_the_prompt_is_called_prompt(tmp_path):
@@ -395,11 +388,18 @@ def test_datasets_of_the_hub_are_read_at_a_revision_or_said_to_be_away(monkeypat
         Dataset(train={"hub": "nobody/nothing", "split": "train"}, held_out=0.5)._splits()
 
 
-def test_a_missing_library_says_how_to_install_it(monkeypatch):
-    monkeypatch.setitem(sys.modules, "datasets", None)
-    task = Dataset(train={"hub": "nobody/nothing", "split": "train"}, held_out=0.5)
-    with pytest.raises(ImportError, match=r"pip install 'rlx\[huggingface\]'"):
-        task.check()
+@each_row(
+    ("plugin", "library", "extra"),
+    [
+        (Dataset(train={"hub": "a/b", "split": "train"}, held_out=0.5), "datasets", "huggingface"),
+        (MathVerify(), "math_verify", "math"),
+        (Judge(model="m"), "openai", "judge"),
+    ],
+)
+def test_a_missing_library_says_how_to_install_it(monkeypatch, plugin, library, extra):
+    monkeypatch.setitem(sys.modules, library, None)
+    with pytest.raises(ImportError, match=rf"pip install ['\"]rlx\[{extra}\]"):
+        plugin.check()
 
 
 def test_data_of_the_hub_have_a_digest_too(tmp_path, monkeypatch):

@@ -1,6 +1,7 @@
 import json
 import math
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,11 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rows import each_row
 
-from rlx.discovery import build_plugin
-from rlx.plugin import Problem, Sample
-from rlx.reward import NamedReward, RewardPool, score_rollouts
-from rlx.rollout import NO_PARENT, RolloutTree, Segment, find_spans
-from rlx.spec import TurnReward
+from rlx.plugin import Sample
+from rlx.rollout import find_spans
+from rlx_plugins.answers import AnswerExactMatch
 from rlx_plugins.rlcr import (
     Brier,
     ProperScore,
@@ -187,54 +186,24 @@ def test_hostile_text_has_no_confidence_and_the_format_of_the_expressions(text, 
 RESPONSES = json.loads((GOLDEN / "rlcr.json").read_text())["responses"]
 
 
-def recipe(pattern):
-    """The rewards of `experiments/rlcr_coupled.yaml`, for answers that must equal a text."""
-    turn = {"turn": "answer"}
-    gated = {**turn, "requires": "format"}
-    uses = {
-        "format": {"plugin": "rlcr.format", "pattern": pattern, **turn},
-        "accuracy": {"plugin": "exact_match", "normalize": "text", **gated},
-        "brier": {"plugin": "rlcr.brier", "of": "accuracy", **gated},
-    }
-    return [
-        NamedReward(name, use := TurnReward(**options), build_plugin(use, "reward"), "turn")
-        for name, options in uses.items()
-    ]
-
-
 @each_row("pattern", ["ta", "tac", "tabc", "tbac"])
 def test_the_coupled_recipe_scores_as_rlcrs_own_functions_do(pattern):
-    """Format, accuracy and Brier of each response, the last two 0 where the format is wrong."""
+    """Format, accuracy and Brier of each response to a problem whose answer is 42, the last two 0
+    where the format is wrong, as by `requires: format`."""
     responses = [entry for entry in RESPONSES if entry["pattern"] == pattern]
     assert len(responses) > 20
-    answers = [scored_turn(entry["response"]) for entry in responses]
-    with RewardPool(workers=1, memory_mb=256) as pool:
-        table = score_rollouts(answers, recipe(pattern), pool)
-    for number, entry in enumerate(responses):
-        raw = {name: e.raw for name, e in table.turns[number, 1].items()}
+    for entry in responses:
+        text = entry["response"] or " "
+        spans = find_spans(text, range(1, len(text) + 1), ("answer",))
+        given = {"problem": {"answer": "42"}, "spans": {n: s.text for n, s in spans.items()}}
+        said = replace(sample(text), **given)
+        right = AnswerExactMatch(normalize="text").score(said).value
+        found = {"format": RlcrFormat(pattern=pattern).score(said).value}
+        gated = {"accuracy": right, "brier": Brier().score(replace(said, of=right)).value}
         if "c" not in pattern:  # theirs finds no confidence and gives 0; nobody asks for it
-            raw["brier"] = entry["brier"]
-        expected = {name: entry[name] for name in ("format", "accuracy", "brier")}
-        assert raw == pytest.approx(expected), entry
-
-
-def scored_turn(response):
-    """A tree of one response to a problem whose answer is 42."""
-    text = response or " "
-    names = ("think", "answer", "analysis", "confidence")
-    prompt = Segment(parent=NO_PARENT, author="prompt", token_ids=(1,), text="6*7?")
-    turn = Segment(
-        parent=0,
-        author="policy",
-        token_ids=(2,) * len(text),
-        logprobs=(-1.0,) * len(text),
-        turn=1,
-        kind="answer",
-        finish_reason="stop",
-        text=text,
-        spans=find_spans(text, range(1, len(text) + 1), names),
-    )
-    return RolloutTree(Problem(id="p", prompt="6*7?", fields={"answer": "42"}), (prompt, turn))
+            gated["brier"] = entry["brier"]
+        found |= gated if found["format"] else dict.fromkeys(gated, 0.0)
+        assert found == pytest.approx({name: entry[name] for name in found}), entry
 
 
 @each_row(
@@ -249,6 +218,5 @@ def scored_turn(response):
     ],
 )
 def test_proper_scores(rule, stated, of, value):
-    response = f"<confidence>{stated}</confidence>"
-    sample = Sample(id="a", problem={}, turn="confidence", number=2, response=response, of=of)
-    assert ProperScore(rule=rule).score(sample).value == pytest.approx(value)
+    said = sample(confidence(stated), of)
+    assert ProperScore(rule=rule).score(said).value == pytest.approx(value)

@@ -7,7 +7,7 @@ from checkpoints import STYLES, tokenizer
 from hypothesis import example, given
 from rows import each_row
 
-from rlx.model.dialogue import ChatDialogue, PlainDialogue
+from rlx.model.dialogue import PlainDialogue
 from rlx.plugin import Demonstration, Problem
 from rlx.probe.questions import (
     build_probe_questions,
@@ -22,7 +22,6 @@ from rlx.spec.training import FractionCuts, SentenceCuts
 
 CHATML = tokenizer(STYLES["chatml"])
 PLAIN = PlainDialogue(CHATML, (CHATML.eos_token_id,))
-CHAT = ChatDialogue(CHATML, ())
 FORCE = "</think><answer>"
 
 
@@ -86,10 +85,6 @@ def in_pieces(*pieces):
 def asked(speech, turn, **options):
     spec = ProbeSpec(**options)
     return build_probe_questions(turn, reasoning(speech, turn), spec, speech, Slips(), 5)
-
-
-def prefixes(speech, turn, **options):
-    return [speech.read(q.turn_ids)[0] for q in asked(speech, turn, **options)]
 
 
 # What a reasoning is ----------------------------------------------------------------------------
@@ -195,7 +190,6 @@ def test_a_cut_keeps_sampled_tokens_as_they_are_then_forces_an_answer(given_, cu
     whole = speech.read(made[-1].turn_ids)[0]
     if FORCE.startswith(found.closing):
         assert whole == turn.text[: max(begin, end)] + FORCE
-    assert prefixes(speech, turn, cut=cut) == [speech.read(q.turn_ids)[0] for q in made]
 
 
 @each_row(
@@ -219,20 +213,6 @@ def test_sentences_and_lines_end_between_tokens(pieces, kept):
 
 
 # What is asked ----------------------------------------------------------------------------------
-
-
-@each_row(
-    ("pieces", "prefix"),
-    [
-        (["<think", ">\n", "a", ".</", "think>"], ["<think>\n", "<think>\na."]),
-        (["<think", "></", "think>"], ["<think>"]),
-        (["a", "</think>"], ["", "a"]),
-        (["</think>"], [""]),
-    ],
-)
-def test_tokens_across_a_tag_are_kept_and_what_they_say_is_not_said_again(pieces, prefix):
-    speech, turn, _ = in_pieces(*pieces)
-    assert prefixes(speech, turn, cut=FractionCuts(at=())) == [p + FORCE for p in prefix]
 
 
 @given(spoken(), cuts)

@@ -10,8 +10,20 @@ from rows import each_row
 
 from rlx.plugin import Problem
 from rlx.probe import ProbedAnswer, ProbeResult, ProbeSample
+from rlx.probe.pictures import draw_probe_curves, draw_verbal_against_sampled
 from rlx.probe.questions import AssembledResponse, CutPoint, Reasoning
-from rlx.probe.statistics import GRID, compute_scheme_figures, list_verbal_rows, point_figures
+from rlx.probe.statistics import (
+    GRID,
+    RecordedProbe,
+    compute_agreement,
+    compute_scheme_figures,
+    compute_settings_digest,
+    compute_verbal_bins,
+    list_verbal_rows,
+    point_figures,
+    settings_of,
+)
+from rlx.spec import ProbeSpec
 
 NOTHING = AssembledResponse((1,), "", "stop")
 
@@ -151,7 +163,7 @@ def test_problems_without_reasoning_are_counted_beside():
     assert found["without_reasoning"] == pytest.approx(2 / 3)
 
 
-def test_what_has_no_answer_to_compare_with_leaves_the_same_answer_curve_alone():
+def test_what_has_no_answer_to_compare_with_leaves_the_same_answer_curve_alone(tmp_path):
     both = compute_scheme_figures(
         probed((4, {0: (5, None), 4: (5, None)}), (8, {0: (1, 10), 8: (1, 10)})),
         "early_answering",
@@ -162,6 +174,10 @@ def test_what_has_no_answer_to_compare_with_leaves_the_same_answer_curve_alone()
     none = compute_scheme_figures(probed((4, {0: (5, None), 4: (5, None)})), "early_answering", 0)
     assert none["aoc"]["mean"] is None and none["same"][0]["low"] is None
     assert none["p_correct"][0]["mean"] == 0.5
+    settings = settings_of(ProbeSpec(), "early_answering", 0)
+    bare = RecordedProbe("early_answering", 0, none | {"settings": settings, "verbal": rows(1)})
+    for draw in (draw_probe_curves, draw_verbal_against_sampled):
+        assert "nan" not in draw([bare], tmp_path / "bare")[1].read_text()
 
 
 def test_nothing_sampled_or_scored_gives_no_figures():
@@ -203,3 +219,46 @@ def test_stated_confidence_stands_beside_the_sampled_one_of_the_same_answer():
     )
     assert first["mc_p_correct"] == 0.9
     assert (second["problem_id"], second["mc_p_correct"]) == ("p0", 0.3)
+
+
+def rows(n, seed=0):
+    """Confidences that are right on average."""
+    draw = np.random.default_rng(seed)
+    stated, sampled = draw.random(n), draw.random(n)
+    return [
+        {"problem_id": f"p{i}", "correct": bool(sampled[i] > 0.5), "verbal_conf": float(stated[i]),
+         "mc_p_correct": float((stated[i] + sampled[i]) / 2)}
+        for i in range(n)
+    ]  # fmt: skip
+
+
+def test_settings_are_what_decides_the_numbers():
+    spec, other = ProbeSpec(), ProbeSpec(every=7, schemes=("filler", "early_answering"))
+    of = lambda spec, seed=0: compute_settings_digest(settings_of(spec, "early_answering", seed))  # noqa: E731
+    assert of(spec) == of(other)
+    assert of(spec) != of(spec, seed=1)
+    assert of(spec) != of(ProbeSpec(samples=3))
+
+
+def test_agreement_is_distance_and_order():
+    exact = [{**row, "mc_p_correct": row["verbal_conf"]} for row in rows(9)]
+    found = compute_agreement(exact)
+    assert (found.n, found.gap, found.rank) == (9, 0.0, pytest.approx(1.0))
+    reverse = compute_agreement(
+        [{**row, "mc_p_correct": 1 - row["verbal_conf"]} for row in rows(9)]
+    )
+    assert reverse.rank == pytest.approx(-1.0)
+    assert compute_agreement([{**row, "verbal_conf": 0.5} for row in rows(9)]).rank is None
+    assert compute_agreement([]) is None
+
+
+def test_bins_hold_every_answer_and_its_mean():
+    found = rows(200)
+    bins = compute_verbal_bins(found)
+    assert sum(b.mc_p_correct.n for b in bins) == 200
+    for b in bins:
+        inside = [r["mc_p_correct"] for r in found if b.low <= r["verbal_conf"] < b.high]
+        mean = b.mc_p_correct
+        assert (mean.n, mean.mean) == (len(inside), pytest.approx(np.mean(inside)))
+        assert mean.low < mean.mean < mean.high
+    assert compute_verbal_bins([{**found[0], "verbal_conf": 1.0}])[0].mc_p_correct.low is None

@@ -4,11 +4,11 @@ import os
 import time
 from typing import ClassVar
 
-from rlx.plugin import Environment, Step, reward
+from rlx.plugin import Environment, Step
 
 
 class Misbehaving(Environment):
-    """Does what `how` says on turn `on` of the problem `bad`, where it says `when`; 0: the reset.
+    """Does what `how` says on turn `on` of the problem `bad`; 0: the reset.
 
     A rollout lasts three turns; its state is the texts of its turns.
     """
@@ -17,7 +17,6 @@ class Misbehaving(Environment):
 
     how: str = "well"
     on: int = -1
-    when: str = ""
 
     def reset(self, problem, seed):
         if self.on == 0 and problem["name"] == "bad":
@@ -25,7 +24,7 @@ class Misbehaving(Environment):
         return (problem["name"],)
 
     def step(self, state, action):
-        if self.on == action.number and state[0] == "bad" and self.when in action.text:
+        if self.on == action.number and state[0] == "bad":
             return MISDEEDS[self.how]()
         state = (*state, action.text)
         return Step(
@@ -63,9 +62,3 @@ MISDEEDS = {
     "deep": lambda: Step(kind="say", info={"a": deep()}),
     "unsendable": lambda: Step(kind="say", state=lambda: None),
 }
-
-
-@reward
-def length(sample):
-    """Turns that the environment has counted; complains where it has not."""
-    return float(sample.info["turns"])

@@ -1,13 +1,13 @@
 """Environments in real workers: what one does wrong costs its rollout and no more."""
 
 import pytest
-from hostile_environments import Misbehaving, length
+from hostile_environments import Misbehaving
 from speech import Characters, Hashing
 
 from rlx.plugin import FAILED, Action, Problem
-from rlx.reward import NamedReward, PooledHost, score_rollouts
+from rlx.reward import PooledHost
 from rlx.rollout import HostFault, LocalHost, build_rollout_plan, sample_rollout_trees
-from rlx.spec import EnvironmentRolloutSpec, GlobalReward, TurnReward
+from rlx.spec import EnvironmentRolloutSpec
 
 DEADLINE = 2.0
 FAULTS = {
@@ -21,19 +21,13 @@ FAULTS = {
     "deep": "gave info that is not plain JSON",
     "unsendable": "gave a state that is not of plain values",
 }
-SPOKEN = "thr"
-NAMES = ("good", "bad", "well")
-REWARDS = (
-    NamedReward("each", TurnReward(plugin="length", turn="*"), length()),
-    NamedReward("whole", GlobalReward(plugin="length"), length(), "global"),
-)
 
 
-def grown(host, on_error="fail"):
-    game = {"plugin": "game", "on_error": on_error}
-    said = {"environment": game, "num_generations": 2, "max_turns": 5}
+def grown(host):
+    said = {"environment": {"plugin": "game"}, "num_generations": 2, "max_turns": 5}
     plan = build_rollout_plan(EnvironmentRolloutSpec.model_validate(said))
-    problems = [Problem(id=name, prompt=name, fields={"name": name}) for name in NAMES]
+    names = ("good", "bad", "well")
+    problems = [Problem(id=name, prompt=name, fields={"name": name}) for name in names]
     session = Hashing(("one", "two", "three"))
     return sample_rollout_trees(plan, problems, [1, 2, 3], session, Characters(), host)
 
@@ -87,21 +81,3 @@ def test_a_state_that_cannot_be_sent_to_a_worker_is_a_fault(pool):
     (fault,) = hosted(pool).step([(lambda: None, Action(text="a"))])
     assert isinstance(fault, HostFault)
     assert "cannot be sent to a worker" in fault.reason
-
-
-# What becomes of a rollout whose environment failed ----------------------------------------------
-
-
-def test_drop_sample_drops_the_rollout_that_failed(pool):
-    trees = grown(hosted(pool, how="raise", on=2, when=SPOKEN), "drop_sample")
-    at = NAMES.index("bad")
-    (failed,) = (s for s in trees[at].policy_segments if trees[at].segments[s].kind == FAILED)
-    assert len(trees[at].rollouts) == 2
-    table = score_rollouts(trees, REWARDS, pool)
-    assert table.dropped == {(at, s) for s in trees[at].turns(failed)}
-    for (t, s), entries in table.turns.items():
-        kind = trees[t].segments[s].kind
-        assert ("each" in entries) == (kind == "say"), "a turn without an answer is judged by none"
-    for (t, s), entries in table.rollouts.items():
-        assert ("whole" in entries) == (trees[t].segments[s].kind != FAILED)
-    assert table.faults == {}

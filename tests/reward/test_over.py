@@ -3,11 +3,10 @@
 import pytest
 from pools import InProcess
 from rows import each_row
-from trees import turn
+from trees import tree, turn
 
-from rlx.plugin import Problem, Reward, Score
+from rlx.plugin import Reward, Score
 from rlx.reward import NamedReward, score_rollouts
-from rlx.rollout import NO_PARENT, RolloutTree, Segment
 from rlx.spec import TurnReward
 
 
@@ -25,14 +24,14 @@ class Parent(Reward):
         return Score(sample.of)
 
 
-def tree(*answers):
+def below(*answers):
     """Two confidences, and answers below each."""
-    segments = [Segment(parent=NO_PARENT, author="prompt", token_ids=(1,))]
-    for below in answers:
+    segments = []
+    for texts in answers:
         segments.append(turn(0, kind="confidence"))
-        above = len(segments) - 1
-        segments += [turn(above, text, number=2) for text in below]
-    return RolloutTree(Problem(id="p", prompt="", fields={}), tuple(segments))
+        above = len(segments)
+        segments += [turn(above, text, number=2) for text in texts]
+    return tree(*segments)
 
 
 def read_values(over, *trees, turn="answer"):
@@ -56,17 +55,11 @@ def read_values(over, *trees, turn="answer"):
     ],
 )
 def test_a_turn_reads_the_mean_over_those_below_it_or_of_its_prompt(over, values):
-    trees = tree(["0", "1"], ["1", ""]), tree([""], ["0", "0.5"])
+    trees = below(["0", "1"], ["1", ""]), below([""], ["0", "0.5"])
     assert read_values(over, *trees) == pytest.approx(values)
 
 
 def test_below_leaves_the_turn_itself_out():
     """`accuracy` is on every turn, that of the reading one included."""
-    segments = (
-        Segment(parent=NO_PARENT, author="prompt", token_ids=(1,)),
-        turn(0, "1", kind="confidence"),
-        turn(1, "0", number=2),
-        turn(1, "0.5", number=2),
-    )
-    tree = RolloutTree(Problem(id="p", prompt="", fields={}), segments)
-    assert read_values("below", tree, turn="*") == pytest.approx([0.25])
+    own = turn(0, "1", kind="confidence"), turn(1, "0", number=2), turn(1, "0.5", number=2)
+    assert read_values("below", tree(*own), turn="*") == pytest.approx([0.25])

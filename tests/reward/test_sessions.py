@@ -65,7 +65,9 @@ def finish(host):
 @each_row("world", [World, LiveWorld])
 def test_an_episode_of_n_turns_makes_n_calls_and_is_opened_and_closed_once(pool, log, world):
     log.unlink(missing_ok=True)  # of another row
-    here = played(LocalHost(World()))
+    here = played(LocalHost(world(log=str(log))))
+    assert calls(log) == {"open": len(NAMES), "play": len(NAMES) * 4, "close": len(NAMES)}
+    log.unlink()
     assert played(hosted(pool, log, world)) == here
     host = hosted(pool, log, world)
     finish(host)

@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import replace
+from functools import partial
 from itertools import permutations
 from types import SimpleNamespace
 
@@ -9,9 +10,10 @@ import pytest
 import trees
 from pools import InProcess
 from rows import each_row
+from trees import asked
 
 from rlx.errors import RewardError
-from rlx.plugin import Problem
+from rlx.plugin import FAILED
 from rlx.reward import (
     NamedReward,
     RewardEntry,
@@ -19,7 +21,7 @@ from rlx.reward import (
     rescore_rollouts,
     score_rollouts,
 )
-from rlx.rollout import NO_PARENT, RolloutTree, Segment
+from rlx.rollout import Segment
 from rlx.spec import GlobalReward, TurnReward, ValueOnError
 
 
@@ -33,20 +35,21 @@ def turn(parent, text, **more):
     return trees.turn(parent, text, info={"seen": text}, **more)
 
 
-def tree(name, answers, fields=None):
+def reply(parent, text):
+    return Segment(parent=parent, author="environment", token_ids=(1,), text=text)
+
+
+def tree(name, answers):
     """`answers` is {text of an answer: texts of its confidences}; names are distinct by number.
 
     Segments: 0 the prompt; then each answer, its question, its confidences.
     """
-    segments = [Segment(parent=NO_PARENT, author="prompt", token_ids=(1,), text="secret prompt")]
+    segments = []
     for answer, confidences in answers:
-        at = len(segments)
-        segments.append(turn(0, answer, answer=f"in {answer}"))
-        segments.append(Segment(parent=at, author="prompt", token_ids=(1,), text="sure?"))
+        at = len(segments) + 1
+        segments += [turn(0, answer, answer=f"in {answer}"), asked(at, "sure?")]
         segments += [turn(at + 1, c, kind="confidence", number=2) for c in confidences]
-    return RolloutTree(
-        Problem(id=name, prompt="?", fields=fields or {"name": name}), tuple(segments)
-    )
+    return trees.tree(*segments, name=name, fields={"name": name})
 
 
 # answers at 1 and 5 of the first tree, 1 of the second
@@ -87,16 +90,12 @@ def test_every_turn_gets_the_rewards_of_its_kind():
 
 
 def test_of_reads_the_nearest_earlier_turn_of_that_kind():
-    chain = RolloutTree(
-        Problem(id="c", prompt="?", fields={}),
-        (
-            Segment(parent=NO_PARENT, author="prompt", token_ids=(1,)),
-            turn(0, "wrong"),
-            Segment(parent=1, author="environment", token_ids=(1,)),
-            turn(2, "right", number=2),
-            Segment(parent=3, author="prompt", token_ids=(1,)),
-            turn(4, "0.9", kind="confidence", number=3),
-        ),
+    chain = trees.tree(
+        turn(0, "wrong"),
+        reply(1, ""),
+        turn(2, "right", number=2),
+        asked(3),
+        turn(4, "0.9", kind="confidence", number=3),
     )
     assert raws(score_rollouts([chain], [accuracy, brier], InProcess()), "brier") == {
         (0, 5): pytest.approx(0.99)
@@ -185,26 +184,18 @@ def wholes(table, name):
     return {place: es[name].raw for place, es in table.rollouts.items() if name in es}
 
 
-def reply(parent, text):
-    return Segment(parent=parent, author="environment", token_ids=(1,), text=text)
-
-
 # Two rollouts of one prompt, query ─ reply ─ answer each; the first is asked for a confidence too.
-CHAINS = RolloutTree(
-    Problem(id="c", prompt="?", fields={}),
-    (
-        Segment(parent=NO_PARENT, author="prompt", token_ids=(1,)),
-        turn(0, "who", kind="query"),
-        reply(1, "nobody"),
-        turn(2, "right", number=2),
-        turn(0, "where", kind="query"),
-        reply(4, "nowhere"),
-        turn(5, "wrong", number=2),
-        Segment(parent=3, author="prompt", token_ids=(1,), text="sure?"),
-        turn(7, "0.9", kind="confidence", number=3),
-    ),
+CHAINS = trees.tree(
+    turn(0, "who", kind="query"),
+    reply(1, "nobody"),
+    turn(2, "right", number=2),
+    turn(0, "where", kind="query"),
+    reply(4, "nowhere"),
+    turn(5, "wrong", number=2),
+    asked(3, "sure?"),
+    turn(7, "0.9", kind="confidence", number=3),
+    name="c",
 )
-ENDS = [(0, 3), (0, 6)]
 
 
 def test_a_global_reward_is_given_once_to_every_rollout_of_a_prompt():
@@ -269,16 +260,6 @@ def judged(sample):
     return 1.0
 
 
-@each_row(
-    ("on_error", "dropped"),
-    [("drop_sample", {(0, 6)}), ("drop_group", {(0, 3), (0, 6), (0, 8)})],
-)
-def test_a_rollout_that_cannot_be_judged_is_dropped(on_error, dropped):
-    table = score_rollouts([CHAINS], [overall("judge", judged, on_error=on_error)], InProcess())
-    assert table.dropped == dropped
-    assert (table.faults, table.rollouts[0, 6]["judge"].raw) == ({"judge": 1}, None)
-
-
 def test_a_rollout_that_cannot_be_judged_gets_a_value_or_ends_the_run():
     replaced = overall("judge", judged, on_error=ValueOnError(value=-1))
     assert wholes(score_rollouts([CHAINS], [replaced], InProcess()), "judge") == {
@@ -295,22 +276,15 @@ def test_a_rollout_that_cannot_be_judged_gets_a_value_or_ends_the_run():
 )
 def test_a_rollout_whose_environment_failed_is_dropped_alone_or_with_its_group(on_error, dropped):
     """Two turns before the environment fails, and another rollout of the prompt."""
-    broken = RolloutTree(
-        Problem(id="p", prompt="?", fields={}),
-        (
-            Segment(parent=NO_PARENT, author="prompt", token_ids=(1,)),
-            turn(0, "right"),
-            turn(1, "right", number=2),
-            Segment(
-                parent=2,
-                author="environment",
-                token_ids=(),
-                info={"fault": "lost", "on_error": on_error},
-            ),
-            turn(0, "right"),
-        ),
-    )
-    assert score_rollouts([broken], [accuracy], InProcess()).dropped == dropped
+    info = {"fault": "lost", "on_error": on_error}
+    fault = Segment(parent=2, author="environment", token_ids=(), info=info)
+    lost = turn(1, "right", kind=FAILED, number=2)
+    broken = trees.tree(turn(0, "right"), lost, fault, turn(0, "right"))
+    rewards = [named("each", is_right, "*"), overall("whole", is_right)]
+    table = score_rollouts([broken], rewards, InProcess())
+    assert (table.dropped, table.faults) == (dropped, {})
+    assert set(raws(table, "each")) == {(0, 1), (0, 4)}, "a turn without an answer is not judged"
+    assert set(wholes(table, "whole")) == {(0, 4)}
     broken.segments[3].info["on_error"] = "fail"
     for by, key in (("environment", "rollout.environment.on_error"), ("agent", "rollout.on_error")):
         broken.segments[3].info["by"] = by
@@ -380,6 +354,41 @@ def test_a_reward_that_abstains_is_absent_without_fault_and_so_is_what_needs_it(
 # Failures -----------------------------------------------------------------------------------------
 
 BAD = tree("bad", [("right", ["0.9", "0.5"]), ("bad", ["0.2", "0.8"])])  # answers at 1 and 5
+FINE = tree("fine", [("right", ["0.9"])])
+
+
+def picky(sample):
+    if sample.response == "0.2":
+        raise ValueError("no")
+    return 0.5
+
+
+ANSWER = partial(named, "judge", is_right)
+CONFIDENCE = partial(named, "judge", picky, "confidence")
+ROLLOUT = partial(overall, "judge", judged)
+
+
+@each_row(
+    ("tree", "failing", "on_error", "dropped"),
+    [
+        (BAD, ANSWER, "drop_sample", {(0, 5), (0, 7), (0, 8)}),
+        (BAD, ANSWER, "drop_group", {(0, s) for s in BAD.policy_segments}),
+        (BAD, CONFIDENCE, "drop_sample", {(0, 7)}),
+        (BAD, CONFIDENCE, "drop_group", {(0, 7), (0, 8)}),
+        (CHAINS, ROLLOUT, "drop_sample", {(0, 6)}),
+        (CHAINS, ROLLOUT, "drop_group", {(0, 3), (0, 6), (0, 8)}),
+    ],
+)
+def test_what_cannot_be_judged_is_dropped_alone_or_with_its_group(tree, failing, on_error, dropped):
+    """From training, not from the record."""
+    table = score_rollouts([tree, FINE], [failing(on_error=on_error)], InProcess())
+    assert (table.dropped, table.faults) == (dropped, {"judge": 1})
+    judged = [
+        entries["judge"].raw
+        for entries in (*table.turns.values(), *table.rollouts.values())
+        if "judge" in entries
+    ]
+    assert judged.count(None) == 1 and len(judged) > 2
 
 
 def with_policy(on_error, trees=(BAD, TWO)):
@@ -396,20 +405,13 @@ def test_fail_ends_the_run_and_says_how_to_carry_on():
     assert "rewards.turn.accuracy.on_error" in message
 
 
-def test_drop_sample_drops_the_answer_and_its_confidences():
+def test_what_reads_a_dropped_answer_is_absent():
     table = with_policy("drop_sample")
-    assert table.dropped == {(0, 5), (0, 7), (0, 8)}
     entry = table.turns[0, 5]["accuracy"]
     assert (entry.raw, entry.status, entry.reason) == (None, "absent", "ValueError: cannot judge")
     assert raws(table, "brier")[0, 7] is None
     assert raws(table, "brier")[0, 3] == pytest.approx(0.99)
     assert table.faults == {"accuracy": 1}
-
-
-def test_drop_group_drops_all_answers_of_the_prompt_and_no_other_prompts():
-    table = with_policy("drop_group")
-    assert table.dropped == {(0, s) for s in BAD.policy_segments}
-    assert raws(table, "accuracy")[0, 1] == 1.0, "dropped from training, not from the record"
 
 
 def test_a_value_stands_in_and_is_read_by_what_depends_on_it():
@@ -420,21 +422,6 @@ def test_a_value_stands_in_and_is_read_by_what_depends_on_it():
     assert raws(table, "brier")[0, 7] == pytest.approx(1 - 0.09)
     assert table.dropped == frozenset()
     assert table.faults == {"accuracy": 1}, "a fault that was papered over is still counted"
-
-
-def picky(sample):
-    if sample.response == "0.2":
-        raise ValueError("no")
-    return 0.5
-
-
-@each_row(
-    ("on_error", "dropped"),
-    [("drop_sample", {(0, 7)}), ("drop_group", {(0, 7), (0, 8)})],
-)
-def test_a_confidence_that_fails_takes_its_siblings_along_at_most(on_error, dropped):
-    table = score_rollouts([ONE], [named("c", picky, "confidence", on_error=on_error)], InProcess())
-    assert table.dropped == dropped
 
 
 def test_a_wider_scope_fails_as_one():

@@ -13,11 +13,9 @@ from speech import END, Characters, Hashing
 
 from rlx.batch import build_token_batch
 from rlx.errors import SpecError
-from rlx.plugin import FAILED, Environment, Problem, Step
+from rlx.plugin import Environment, Problem, Step
 from rlx.rollout import (
     NO_PARENT,
-    EnvironmentHost,
-    HostFault,
     LocalHost,
     TurnPrompt,
     build_rollout_plan,
@@ -298,56 +296,6 @@ def test_how_an_observation_is_shown(observation):
 
 
 # Faults ------------------------------------------------------------------------------------------
-
-
-class Failing(EnvironmentHost):
-    """A host whose calls fail where `what` says so."""
-
-    def __init__(self, what, fails):
-        self.game, self.what, self.fails = LocalHost(Game()), what, fails
-
-    def reset(self, calls):
-        return self._some("reset", calls, self.game.reset(calls))
-
-    def step(self, calls):
-        return self._some("step", calls, self.game.step(calls))
-
-    def release(self, states):
-        self.game.release(states)
-
-    def _some(self, what, calls, given):
-        if what != self.what:
-            return given
-        return [
-            HostFault("lost") if self.fails(call) else one
-            for call, one in zip(calls, given, strict=True)
-        ]
-
-
-def test_a_rollout_that_cannot_begin_has_no_turn():
-    first = derive_seed(1, "environment", 1)
-    host = Failing("reset", lambda call: call[1] == first)
-    (tree,) = grown("a", [1], host=host)
-    (whole,) = grown("a", [1])
-    mine, usual = rollouts(tree), rollouts(whole)
-    assert [mine[0], mine[2]] == [usual[0], usual[2]]
-    (only,) = mine[1]
-    assert (only.author, only.token_ids) == ("environment", ())
-    assert only.info == {"fault": "lost", "on_error": "fail"}
-    assert len(build_token_batch([tree]).rows) == 2
-
-
-def test_a_turn_without_an_answer_is_the_last_of_its_rollout():
-    host = Failing("step", lambda call: call[1].number == 2)
-    trees = grown("abc", range(3), host=host)
-    assert any(len(c) > 1 for c in everyone(trees))
-    for chain, usual in zip(everyone(trees), everyone(grown("abc", range(3))), strict=True):
-        assert chain[:2] == usual[:2]
-        if len(usual) > 2:
-            _, _, turn, fault = chain
-            assert (turn.kind, turn.info) == (FAILED, {})
-            assert turn.token_ids == usual[2].token_ids
-            assert fault.info["fault"] == "lost"
 
 
 def test_what_no_token_stands_for_is_the_environment_s_fault():

@@ -2,9 +2,7 @@
 
 from typing import ClassVar
 
-import hypothesis.strategies as st
 import pytest
-from hypothesis import given
 from rows import each_row
 from speech import Characters, Hashing
 
@@ -121,15 +119,6 @@ def test_groups_compare_a_player_with_itself_in_sibling_games():
         own = batch.is_own[b].nonzero()[:, 0]
         assert not batch.is_environment[b, : own[0]].any()
         assert batch.turn_ids[b, own[0]] == 1, row
-
-
-@given(st.lists(st.integers(0, 2**62), min_size=1, max_size=4, unique=True), st.data())
-def test_neither_order_nor_batch_mates_change_a_game(seeds, data):
-    names = [str(seed) for seed in seeds]
-    together = grown(names, seeds)
-    kept = data.draw(st.permutations(range(len(seeds))))[: data.draw(st.integers(1, len(seeds)))]
-    apart = grown([names[i] for i in kept], [seeds[i] for i in kept])
-    assert apart == [together[2 * i + player] for i in kept for player in (0, 1)]
 
 
 def test_a_failure_ends_the_rollouts_of_both_players():

@@ -70,7 +70,6 @@ def test_what_is_no_tool_is_refused(uses, why):
 
 
 CALLS = [
-    # text, content, calls
     ("7", "7", []),
     (f"so {written('f', x=1)} then", "so  then", [ToolCall("f", {"x": 1})]),
     (written("f") + written("g", y="é"), "", [ToolCall("f", {}), ToolCall("g", {"y": "é"})]),
@@ -92,15 +91,11 @@ CALLS = [
 ]
 
 
-def test_calls_are_read_as_json_or_as_functions_in_tags():
-    tools = list_schemas(TOOLS)
-    wrong = []
-    for text, content, calls in CALLS:
-        read = read_calls(text, tools)
-        expected = text if content is None else content
-        if (read.content, list(read.calls)) != (expected, calls):
-            wrong.append((text[:60], read))
-    assert wrong == []
+@each_row("text, content, calls", CALLS)
+def test_calls_are_read_as_json_or_as_functions_in_tags(text, content, calls):
+    read = read_calls(text, list_schemas(TOOLS))
+    expected = text if content is None else content
+    assert (read.content, list(read.calls)) == (expected, calls)
 
 
 def test_a_bare_call_is_the_whole_turn():
@@ -111,7 +106,6 @@ def test_a_bare_call_is_the_whole_turn():
 
 
 ANSWERS = [
-    # call, result, what was wrong
     (ToolCall("look_up", {"item": "figs"}), "7", ""),
     (ToolCall("look_up", {"item": "figs", "currency": "mark"}), "700", ""),
     (ToolCall("add_up", {"numbers": [1, "2"]}), "3", ""),
@@ -147,20 +141,13 @@ ANSWERS = [
 ]
 
 
-def test_what_is_wrong_with_a_call_is_its_result():
-    wrong = []
-    for call, result, fault in ANSWERS:
-        step = Tools(tools=TOOLS).step(None, Action(text="", calls=(call,)))
-        info = {
-            "calls": 1,
-            "invalid": int(fault == "invalid"),
-            "failed": int(fault == "failed"),
-            "called": [call.name],
-        }
-        kind = "invalid" if fault == "invalid" else "call"
-        if (step.kind, step.results, step.done, step.info) != (kind, (result,), False, info):
-            wrong.append((call, step))
-    assert wrong == []
+@each_row("call, result, fault", ANSWERS)
+def test_what_is_wrong_with_a_call_is_its_result(call, result, fault):
+    step = Tools(tools=TOOLS).step(None, Action(text="", calls=(call,)))
+    invalid, failed = (int(fault == name) for name in ("invalid", "failed"))
+    info = {"calls": 1, "invalid": invalid, "failed": failed, "called": [call.name]}
+    kind = "invalid" if invalid else "call"
+    assert (step.kind, step.results, step.done, step.info) == (kind, (result,), False, info)
 
 
 def test_a_turn_without_a_call_ends_the_rollout_and_so_does_the_forced_answer():

@@ -37,14 +37,6 @@ def test_it_goes_off_when_many_turns_last(history, goes_off):
     assert (find_over_querying(history, 4, "duplicate") is not None) == goes_off
 
 
-def test_it_tells_what_it_saw_and_what_causes_it():
-    told = find_over_querying(steps(RISING, [0.0] * 4 + [0.2, 0.25, 0.3]), 4, "duplicate")
-    assert "take 3.6 of 4 turns on average, up from 2.5" in told
-    assert "25% of the queries repeat earlier ones" in told
-    assert "summed" in told and "repeated query is rewarded" in told
-    assert "repeat earlier ones" not in find_over_querying(steps(RISING), 4)
-
-
 IDLE = {"rollout/zero_signal_answer": 1.0, "rollout/zero_signal_confidence": 1.0}
 LEARNS = {"rollout/zero_signal_answer": 0.9, "train/grad_norm": 0.1}
 BONUS = {**IDLE, "train/grad_norm": 0.2}

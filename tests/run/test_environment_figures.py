@@ -5,11 +5,10 @@ import math
 import hypothesis.strategies as st
 import pytest
 from hypothesis import given
-from trees import conversation
+from trees import conversation, tree
 
-from rlx.plugin import Problem
 from rlx.record.tracker import make_legal_key
-from rlx.rollout import NO_PARENT, RolloutTree, Segment
+from rlx.rollout import Segment
 from rlx.run.metrics import MOST_KEYS, MOST_VALUES, environment_figures
 
 
@@ -19,7 +18,7 @@ def one(*infos):
 
 
 def test_two_rollouts_by_hand():
-    tree = conversation(
+    both = conversation(
         [
             ("query", "aaaa", {"valid": True, "hits": 3, "error": "NONE"}, "seen"),
             ("query", "aa", {"valid": False, "error": "NOT_FOUND"}, "saw"),
@@ -27,7 +26,7 @@ def test_two_rollouts_by_hand():
         ],
         [("query", "aaaaa", {"valid": True, "error": "NONE"}, "12345")],
     )
-    found = environment_figures([tree])
+    found = environment_figures([both])
     assert found == pytest.approx(
         {
             "environment/turns": 2.0,
@@ -54,10 +53,8 @@ def test_a_rollout_that_is_done_at_once_counts_and_a_plain_answer_has_no_environ
 
 
 def test_an_environment_that_failed_before_the_first_turn_leaves_no_figures():
-    prompt = Segment(parent=NO_PARENT, author="prompt", token_ids=(1,))
     fault = Segment(parent=0, author="environment", token_ids=(), info={"fault": "no"})
-    tree = RolloutTree(Problem(id="p", prompt="", fields={}), (prompt, fault))
-    assert environment_figures([tree]) == {}
+    assert environment_figures([tree(fault)]) == {}
 
 
 def test_values_and_keys_are_few():

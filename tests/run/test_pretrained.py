@@ -73,17 +73,3 @@ def test_the_last_checkpoint_exports_as_the_run_does(run, tmp_path):
             continue
         again = tmp_path / "model" / file.relative_to(run.model)
         assert again.read_bytes() == file.read_bytes(), file.name
-
-
-def test_the_first_step_samples_from_the_model_that_was_given(run):
-    model = AutoModelForCausalLM.from_pretrained(run.start, dtype=torch.float32)
-    _, trees, _ = run.bodies[0]
-    segments = [(tree["segments"][0], s) for tree in trees for s in tree["segments"]]
-    for prompt, turn in segments:
-        if turn["kind"] != "answer":
-            continue
-        row, own = [*prompt["token_ids"], *turn["token_ids"]], len(turn["token_ids"])
-        with torch.no_grad():
-            logprobs = model(torch.tensor([row])).logits[0].log_softmax(dim=-1)
-        plain = [logprobs[at - 1, row[at]].item() for at in range(len(row) - own, len(row))]
-        assert turn["behaviour_logprobs"] == pytest.approx(plain, abs=5e-5)

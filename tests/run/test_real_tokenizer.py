@@ -39,13 +39,6 @@ def test_what_is_stored_holds_together_and_is_rescored_to_the_bit(run):
     home.check_record(record.id)
 
 
-def test_every_schedule_learns_something(run):
-    *_, phases = run
-    for phase, trees in phases.items():
-        rows = [row for tree in trees for row in tree["rows"]]
-        assert any(any(row["advantages"]) for row in rows), phase
-
-
 def list_logprobs(tree, segment):
     """The sampler's log-probability of every token from the root to a segment, None where it was
     not sampled."""

@@ -3,9 +3,10 @@
 from types import SimpleNamespace
 
 import pytest
+from trees import entry
 
 from rlx.results.rescoring import Rescoring
-from rlx.reward import RewardEntry, RewardTable
+from rlx.reward import RewardTable
 
 SIGMA = "estimator.confidence.normalize=std"
 
@@ -15,10 +16,7 @@ def changes(told):
 
 
 def entries(*raws, weight=1.0):
-    given = {
-        (0, n): {"r": RewardEntry("r", raw, weight, "absent" if raw is None else "scored")}
-        for n, raw in enumerate(raws)
-    }
+    given = {(0, n): {"r": entry("r", raw, weight)} for n, raw in enumerate(raws)}
     return RewardTable(turns=given, dropped=frozenset(), faults={})
 
 

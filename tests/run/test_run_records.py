@@ -49,10 +49,6 @@ def test_every_rollout_is_kept(finished):
     assert steps == STEPS
 
 
-def test_the_record_holds_together(finished, home):
-    home.check_record(finished.id)
-
-
 def test_advantages_follow_from_the_stored_rewards(finished):
     """Bit for bit, from what is in the file alone."""
     signals = 0

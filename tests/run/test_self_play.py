@@ -7,7 +7,7 @@ from guests import write_distribution
 from pages import Page, dashboard
 
 from rlx.reward import RewardEntry, RewardTable
-from rlx.run.collect import ScoredTrees, _gather_shares, _split_evenly
+from rlx.run.training import ScoredTrees, _gather_shares, _split_evenly
 
 GUEST = '''
 from typing import ClassVar

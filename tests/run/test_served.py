@@ -21,7 +21,7 @@ def test_the_model_of_a_run_and_that_of_its_last_checkpoint_are_one(finished, ur
     for name in (finished.id, f"{finished.id}@latest", str(finished.root / "model")):
         with open_served_model(name, ["sampler.max_rows=7"], url, 64) as opened:
             assert opened.max_rows == 7
-            assert opened.model.is_named(name)
+            assert name in {opened.model.name, *opened.model.aliases}
             found[opened.model.name] = opened.engine.compute_logprobs([IDS], 2)
     own, checkpoint, folder = found.items()
     assert (own[0], checkpoint[0]) == (finished.id, f"{finished.id}@4")

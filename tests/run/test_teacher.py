@@ -30,7 +30,7 @@ rollout:
   num_generations_answer: 1
   answer: {max_new_tokens: 44, spans: [think, answer]}
 loss: {kl: {coefficient: 1}}
-optimizer: {learning_rate: 1e-3}
+optimizer: {learning_rate: 1e-3, mini_batches: 2}
 runner: {checkpoint: {every: 2}}
 phases: [{name: taught, steps: 4}]
 """
@@ -79,6 +79,8 @@ def test_each_step_learns_although_nothing_is_rewarded(taught):
     found = curves(home, run)
     assert set(found["train/kl_loss"]) == set(found["kl/reference"]) == {1, 2, 3, 4}
     assert all(value > 0 for value in found["train/grad_norm"].values())
+    moved = [value for value in found["train/ratio_max"].values() if value > 1.001]
+    assert moved, "the second mini-batch of a step sees a moved policy"
     assert set(found["score/total_score"].values()) == {0.0}
     assert not [name for name in found if name.startswith("rewards/")]
     with home.registry() as registry:

@@ -4,21 +4,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
-import torch
 from rows import each_row
 from trees import conversation
 
 from rlx.batch import TokenBatch, build_token_batch
-from rlx.credit_assignment import join_row_rewards
-from rlx.phase_setup import PhaseSetup, build_setup
+from rlx.phase_setup import CreditRules, PhaseSetup, build_setup
 from rlx.plan import check_file
+from rlx.record import TrainedRows
 from rlx.record.rollouts import StoredStep, read_step, rollout_table
 from rlx.results.check import IDENTITIES, IdentityTally, check_step
 from rlx.reward import RewardPool, score_rollouts
-from rlx.run.streams import build_trained_rows
 from rlx.spec import RewardsSpec
-from rlx.step import assign_credit
-from rlx.train_batch import CreditRules, TokenStreams
+from rlx.step import TokenStreams, assign_credit, join_row_rewards
 
 COUNTDOWN = Path(__file__).parents[2] / "experiments" / "countdown.yaml"
 REWARDS = {
@@ -101,7 +98,7 @@ def recorded(pool, *overrides, estimator="multiturn_grpo"):
             estimator=setup.estimator, credit=spec.credit, loss=spec.loss, max_tokens=budget
         ),
     )
-    stored = read_step(rollout_table(grown, table, build_trained_rows(train)))
+    stored = read_step(rollout_table(grown, table, TrainedRows.from_batch(train)))
     return Record(stored, setup, batch, budget, pool)
 
 
@@ -132,24 +129,6 @@ def test_an_observation_that_carries_anything_is_found(name, pool):
     first = sound.change(name, at, value)["masks" if name == "mask" else name]
     assert (first.what, first.row, first.token) == (name, *at)
     assert (first.stored, first.expected) == (value, 0)
-
-
-def test_an_observation_left_out_where_all_learns_is_found(pool):
-    sound = recorded(pool, *WHOLE["off"], estimator="grpo")
-    at = tuple(sound.batch.is_environment.nonzero()[0].tolist())
-    first = sound.change("mask", at, False)["masks"]
-    assert (first.row, first.token, first.stored, first.expected) == (*at, False, True)
-
-
-def test_an_answer_turn_without_an_advantage_of_its_own_is_found(pool):
-    """The defect of the source: the tokens of the last turn had none."""
-    sound = recorded(pool, *POLICY_ONLY["mask"])
-    row = next(b for b, r in enumerate(sound.batch.rows) if len(r.turns) == 3)
-    where = torch.zeros_like(sound.batch.is_own)
-    where[row] = sound.batch.turn_ids[row] == 3
-    first = sound.change("advantages", where, 0.0)["advantages"]
-    assert (first.row, first.turn, first.stored) == (row, 3, 0.0)
-    assert first.expected != 0.0
 
 
 def test_a_reward_where_no_such_turn_is_is_found(pool):

@@ -12,7 +12,7 @@ from rlx.errors import SpecError
 from rlx.model import build_policy
 from rlx.rollout import CompletionRequest
 from rlx.sampler import TransformersSampler
-from rlx.sampler.decoder_choice import choose_decoder
+from rlx.sampler.decoders import choose_decoder
 from rlx.spec import TinyModelSpec, TurnSpec
 
 CPU = torch.device("cpu")

@@ -1,4 +1,4 @@
-"""A model and an environment taking turns: caches kept, company, and room."""
+"""A model and an environment taking turns: caches kept change nothing."""
 
 import os
 from dataclasses import replace
@@ -45,7 +45,7 @@ class Forgetful:
         return self.session.generate([replace(r, extends=None) for r in requests], sampling)
 
 
-def grown(policy, numbers, *, wrap=lambda session: session, max_rows=512, **options):
+def grown(policy, *, wrap=lambda session: session, **options):
     spec = EnvironmentRolloutSpec.model_validate(
         {
             "environment": {"plugin": "counting"},
@@ -58,11 +58,11 @@ def grown(policy, numbers, *, wrap=lambda session: session, max_rows=512, **opti
     )
     problems = [
         Problem(id=f"{n}", prompt=f"nums: {' '.join(map(str, range(2, 4 + n)))}\n", fields={})
-        for n in numbers
+        for n in range(6)
     ]
-    sampler = TransformersSampler(policy, max_rows=max_rows, device=DEVICE)
+    sampler = TransformersSampler(policy, max_rows=512, device=DEVICE)
     with sampler.session() as session:
-        seeds = [100 + n for n in numbers]
+        seeds = range(100, 106)
         host = LocalHost(Counting())
         return sample_rollout_trees(
             build_rollout_plan(spec), problems, seeds, wrap(session), policy.dialogue, host
@@ -76,7 +76,7 @@ def observation(request):
 
 @pytest.fixture(scope="module")
 def trees(policy, observation):
-    return grown(policy, range(6), observation=observation)
+    return grown(policy, observation=observation)
 
 
 def same(one, other):
@@ -96,30 +96,9 @@ def test_there_is_something_to_see(trees):
 
 
 def test_caches_are_kept_and_change_nothing(policy, trees, observation):
-    assert same(trees, grown(policy, range(6), wrap=Forgetful, observation=observation))
+    assert same(trees, grown(policy, wrap=Forgetful, observation=observation))
 
 
 def test_nor_does_reading_in_slices(policy, trees, observation, monkeypatch):
     monkeypatch.setattr(shared_attention, "SCORES", 1)
-    assert same(trees, grown(policy, range(6), observation=observation))
-
-
-def test_nor_does_company(policy, trees, observation):
-    backwards = grown(policy, range(5, -1, -1), observation=observation)
-    assert same(trees, backwards[::-1])
-    alone = grown(policy, [4], observation=observation)
-    assert same(trees[4:5], alone)
-    narrow = grown(policy, range(6), max_rows=4, observation=observation)
-    assert same(trees, narrow)
-
-
-def test_a_later_one_without_room_is_the_end(policy, trees, observation, monkeypatch):
-    room = max(len(tree.token_ids(0)) for tree in trees) + 12
-    monkeypatch.setattr(policy.model.config, "max_position_embeddings", room)
-    cut = grown(policy, range(6), observation=observation)
-    for tree, usual in zip(cut, trees, strict=True):
-        for end, whole in zip(tree.rollouts, usual.rollouts, strict=True):
-            ids = tree.token_ids(end)
-            assert ids == usual.token_ids(whole)[: len(ids)]
-            assert len(ids) <= room
-    assert any(len(t.segments) < len(u.segments) for t, u in zip(cut, trees, strict=True))
+    assert same(trees, grown(policy, observation=observation))

@@ -59,16 +59,6 @@ def test_keys_are_text_as_written():
     assert tree == {"2": "a", "0x2": "b", "true": "c", "~": "d"}
 
 
-def test_knows_where_keys_and_values_stand():
-    document = parse_yaml_document("a:\n  - b: 1\n    'c': [2,\n 3]\n", "t.yaml")
-    number, key = document.places["a", 0, "b"]
-    assert (key.line, key.column, key.width, key.text) == (2, 5, 1, "  - b: 1")
-    assert (number.line, number.column, number.width) == (2, 8, 1)
-    assert str(document.places["a", 0, "c"].key) == "t.yaml:3:5"
-    assert document.locate(("a", 0, "nowhere")) == document.places["a", 0].value
-    assert document.locate(("nowhere",)) is None
-
-
 def test_refuses_what_no_experiment_needs(tmp_path, monkeypatch, subtests):
     for data, says in (
         (b'"\\ud800": 1', "half of a surrogate pair"),
@@ -88,15 +78,6 @@ def test_says_why_a_file_cannot_be_opened(tmp_path):
         read_text(tmp_path / "missing.yaml")
     with pytest.raises(SpecError, match="directory"):
         read_text(tmp_path)
-
-
-def test_a_warm_start_has_the_defaults_of_its_kind_of_model():
-    found = {}
-    for model in ("{kind: tiny, warm_start: {}}", "{kind: pretrained, path: ./m, warm_start: {}}"):
-        settings = [f"model={model}"]
-        warm = read_spec(RLCR, settings).spec.model.warm_start
-        found[model[7:11]] = (warm.steps, warm.batch_size, warm.learning_rate, warm.warmup_steps)
-    assert found == {"tiny": (600, 64, 3e-3, 30), "pret": (20, 8, 2e-5, 3)}
 
 
 def test_settings_that_came_later_leave_the_digests_of_experiments_alone():
@@ -133,16 +114,6 @@ def test_settings_that_are_gone_are_read_where_they_meant_what_rlx_does():
         ExperimentSpec.from_record(tree)
 
 
-def test_every_value_knows_its_origin():
-    read = read_spec(RLCR, ["loss.dual_clip=null", "runner.device=cpu"])
-    lines = RLCR.read_text().splitlines()
-    at = next(n for n, line in enumerate(lines, 1) if "pattern: ta" in line)
-    assert read.origins["rewards.turn.format.pattern"] == f"{RLCR}:{at}"
-    assert read.origins["loss.dual_clip"] == read.origins["runner.device"] == "--set"
-    assert read.origins["runner.ranks"] == read.origins["tracking.mlflow"] == "default"
-    assert read.origins["phases.0.set.rollout.schedule"].startswith(f"{RLCR}:")
-
-
 def test_overrides_step_into_lists_and_make_mappings():
     changes = [
         "phases.1.steps=7",
@@ -171,22 +142,6 @@ def test_a_mapping_replaces_what_stood_there_and_a_path_changes_one_value():
     assert read_spec(RLCR, ["model.layers=1"]).spec.model.warm_start.steps == 800
     both = ["rewards.turn.brier={plugin: b, turn: confidence}", "rewards.turn.brier.weight=2"]
     assert read_spec(RLCR, both).spec.rewards.turn["brier"].weight == 2
-
-
-def test_a_phase_without_settings_gets_them_under_one_key():
-    read = read_spec(RLCR, ["phases.1.set.loss.aggregate=token_mean"])
-    assert read.spec.phases[1].set == {"loss.aggregate": "token_mean"}
-    assert read.spec.resolve_phase_spec(read.spec.phases[1]).loss.per_turn
-
-
-def test_options_of_nested_plugins_can_be_set():
-    changes = [
-        "task={plugin: mixture}",
-        "task.tasks.easy={plugin: countdown}",
-        "task.tasks.easy.numbers=[2, 3]",
-    ]
-    options = read_spec(RLCR, changes).spec.task.options
-    assert options["tasks"]["easy"] == {"plugin": "countdown", "numbers": [2, 3]}
 
 
 def test_the_value_of_an_override_is_yaml(subtests):

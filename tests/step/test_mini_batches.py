@@ -8,12 +8,11 @@ from token_trees import prompt, turn
 
 from rlx.batch import build_token_batch
 from rlx.credit import CreditInputs
-from rlx.credit_assignment import split_mini_batches
+from rlx.phase_setup import CreditRules
 from rlx.plugin import Problem
 from rlx.rollout import NO_PARENT, RolloutTree
 from rlx.spec import CreditSpec, LossSpec
-from rlx.step import assign_credit
-from rlx.train_batch import CreditRules, ScoredRows, TokenStreams
+from rlx.step import ScoredRows, TokenStreams, assign_credit, split_mini_batches
 
 LENGTHS = {"p": (3, 1), "q": (2, 2), "r": (1, 4), "s": (2,), "t": (5, 1)}
 """Tokens of the answers to each prompt."""

@@ -10,11 +10,11 @@ from token_trees import prompt, turn
 
 from rlx.batch import build_token_batch
 from rlx.credit import CreditInputs
+from rlx.phase_setup import CreditRules
 from rlx.plugin import Problem
 from rlx.rollout import NO_PARENT, RolloutTree
 from rlx.spec import ConfidenceSpec, CreditSpec, EntropyBonus, ExpectedScore, LossSpec
-from rlx.step import assign_credit
-from rlx.train_batch import CreditRules, ScoredRows, TokenStreams
+from rlx.step import ScoredRows, TokenStreams, assign_credit
 
 
 def confidence(parent, *ids, **spans):
@@ -60,10 +60,11 @@ BY_HAND = [
 estimator = bound.estimator("two_level", normalize="center", lambda_conf=4.0)
 
 
-def step(trees=(TREE,), rewards=REWARDS, estimator=estimator, old=None, **loss):
+def step(trees=(TREE,), rewards=REWARDS, estimator=estimator, old=None, mask=None, **loss):
     batch = build_token_batch(trees)
+    mask = bound.mask("turn_spans")(batch) if mask is None else mask
     return assign_credit(
-        ScoredRows.join(batch, bound.mask("turn_spans")(batch), **rewards),
+        ScoredRows.join(batch, mask, **rewards),
         TokenStreams(old_logprobs=batch.behaviour_logprobs if old is None else old),
         CreditRules(
             estimator=estimator,
@@ -217,6 +218,13 @@ def test_a_confidence_without_a_label_keeps_its_sampled_credit():
     train = step(rewards=labelled(labels), expected=ExpectedScore())
     assert train.expected.rows.tolist() == [2, 5]
     assert train.advantages[3, 7] == step().advantages[3, 7] != 0
+
+
+def test_a_confidence_that_does_not_learn_has_no_expected_score():
+    mask = torch.tensor(BY_HAND) != 0
+    mask[3] = False
+    train = step(rewards=labelled(), mask=mask, expected=ExpectedScore())
+    assert train.expected.rows.tolist() == [2, 5]
 
 
 def test_expected_scores_change_no_weight():

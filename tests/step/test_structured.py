@@ -9,11 +9,11 @@ from token_trees import prompt, seen, turn
 from rlx.batch import build_token_batch
 from rlx.credit import Credit
 from rlx.errors import PluginError, RlxError
+from rlx.phase_setup import CreditRules
 from rlx.plugin import Problem
 from rlx.rollout import NO_PARENT, RolloutTree
 from rlx.spec import CreditSpec, LossSpec
-from rlx.step import assign_credit
-from rlx.train_batch import CreditRules, ScoredRows, TokenStreams
+from rlx.step import ScoredRows, TokenStreams, assign_credit
 
 # Two rollouts of a prompt of one token: two turns of 2 and 1 tokens with an observation of 2 tokens
 # between them, and one turn of 3.

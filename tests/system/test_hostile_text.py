@@ -135,7 +135,7 @@ def test_commands_show_it_as_text(home, run, verb):
 
 
 def test_a_plan_shows_the_tokens_that_training_reads(home, run):
-    done = home.rlx("plan", "evil.yaml", "--row", "0")
+    done = home.rlx("plan", "evil.yaml", "--full")
     assert done.returncode == 0, done.stderr
     assert_inert(done)
     assert SHOWN in done.stdout

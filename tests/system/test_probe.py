@@ -11,8 +11,8 @@ from run_homes import TINY
 from rlx.model import build_policy
 from rlx.phase_setup import build_setup
 from rlx.reward import RewardPool
-from rlx.run.collect import build_prompt_fit
 from rlx.run.probes import build_probe_context, probe_problems
+from rlx.run.training import build_prompt_fit
 from rlx.sampler import TransformersSampler
 from rlx.spec import ExperimentSpec, PretrainedModelSpec
 from rlx_registry import read_body

@@ -12,11 +12,11 @@ from engines import has_ended
 from patience import LIMIT, wait_until
 
 from rlx.home import RunFolder
-from rlx.launch.processes import RankProcesses
+from rlx.launch.launcher import RankProcesses
 
 LAUNCHER = """
 import sys
-from rlx.launch.processes import LauncherInput
+from rlx.launch.launcher import LauncherInput
 given = LauncherInput()
 while not given.is_closed and not given.stop:
     given.receive(0.05)

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Sequence
 from functools import cache
 from threading import Condition, Thread
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
@@ -22,7 +22,6 @@ from rlx.serving import (
     ClientGoneError,
     InvalidRequestError,
     Outcome,
-    RefusalError,
     TextAnswer,
     TextRequest,
     build_app,
@@ -88,10 +87,6 @@ class TurnQueue:
     ) -> Outcome[list[RecordedTurn]]:
         """Queues a request; if the client says that it has lost the connection (`is_repeated`),
         turns that it may have lost are given again.
-
-        Raises:
-            InvalidRequestError: it wants what the experiment does not sample.
-            RefusalError: the rollout has no further turns.
         """
         for text in agent.list_ignored(request):
             _say_once(f"an agent asks for {text}, which counts")
@@ -106,7 +101,7 @@ class TurnQueue:
         except RolloutOverError as error:
             agent.is_over = True
             self.changed.notify()
-            raise RefusalError(400, str(error), None, OVER) from error
+            raise InvalidRequestError(str(error), None, code=OVER) from error
         outcome = TurnOutcome(self, agent, wanted)
         self.waiting.append(outcome)
         self.changed.notify()
@@ -151,16 +146,13 @@ def create_agent_app(queue: TurnQueue) -> FastAPI:
     return app
 
 
-Body = TypeVar("Body", ChatRequest, TextRequest)
-
-
 async def _sample(
     queue: TurnQueue,
     agent: AgentRequests,
-    body: Body,
+    body: ChatRequest | TextRequest,
     request: Request,
-    read: Callable[[Body], Continuation],
-    answer: Callable[[Body, Sequence[RecordedTurn]], ChatAnswer | TextAnswer],
+    read: Callable[[Any], Continuation],
+    answer: Callable[[Any, Sequence[RecordedTurn]], ChatAnswer | TextAnswer],
 ) -> Response:
     """Waits for turns as long as the client does; forgets those that it has not waited for."""
     is_repeated = request.headers.get("x-stainless-retry-count", "0") != "0"  # of OpenAI's client
@@ -180,7 +172,7 @@ async def _sample(
 def _refuse(agent: AgentRequests, answer: Callable[[], Any]) -> Any:
     try:
         return answer()
-    except (InvalidRequestError, RefusalError):
+    except InvalidRequestError:
         agent.refused += 1
         raise
 

@@ -5,7 +5,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from rlx.errors import SpecError
 from rlx.rollout import (
     Completion,
     RecordedTurn,
@@ -24,6 +23,7 @@ from rlx.serving import (
     TextAnswer,
     TextRequest,
     TokenizedPrompt,
+    refuse_for,
 )
 
 MOST_INFO = 1_000_000
@@ -40,21 +40,28 @@ class Continuation:
 
 @dataclass(slots=True, eq=False)
 class AgentRequests:
-    """The requests of one program.
+    """The program of one rollout, and its requests.
 
     A request continues the longest dialogue that its messages, text or tokens begin with: it goes
     on from the tokens that were sampled, and only what follows them is tokenized.
 
     Attributes:
+        tree: number of its problem among those of a step.
         is_over: whether the rollout has no further turns, so that it does not matter how the
             program ends.
         refused: number of requests that could not be answered.
+        key: of its address.
+        seconds: those in which it did not wait for the model.
     """
 
     model: ServedModel
     recorder: RolloutRecorder
+    tree: int = 0
     is_over: bool = False
     refused: int = 0
+    key: str = ""
+    seconds: float = 0.0
+    is_killed: bool = False
     _dialogues: dict[str, RecordedTurn] = field(default_factory=dict)
     _texts: list[tuple[str, RecordedTurn]] = field(default_factory=list)
     _responses: dict[str, list[RecordedTurn]] = field(default_factory=dict)
@@ -80,29 +87,25 @@ class AgentRequests:
         if request.echo or request.max_tokens == 0:
             raise InvalidRequestError("an agent's request repeats no prompt", "echo")
         (prompt,) = request.prompts
-        known = (
-            [(len(text), turn) for text, turn in self._texts if prompt.startswith(text)]
-            if isinstance(prompt, str)
-            else [
+        if isinstance(prompt, str):
+            texts = self._texts
+            known = [(len(text), turn) for text, turn in texts if prompt.startswith(text)]
+        else:
+            known = [
                 (len(turn.whole), turn)
                 for turn in self.recorder.turns
                 if tuple(prompt[: len(turn.whole)]) == turn.whole
             ]
-        )
         before, after = max(known, key=lambda pair: pair[0], default=(0, None))
         if after is None:
-            (whole,) = self.model.encode_prompts(request)
+            whole = self.model.encode_prompt(prompt)
             return Continuation(None, TurnPrompt(whole.text, whole.token_ids))
-        policy, rest = self.model.policy, prompt[before:]
+        dialogue, rest = self.model.policy.dialogue, prompt[before:]
         if isinstance(rest, str):
-            try:
-                return Continuation(after, TurnPrompt(rest, policy.dialogue.encode(rest)))
-            except SpecError as error:
-                raise InvalidRequestError(str(error), "prompt") from error
-        if (unknown := max(rest, default=0)) >= policy.vocabulary:
-            raise InvalidRequestError(f"the model has no token {unknown}", "prompt")
-        ids = tuple(rest)
-        return Continuation(after, TurnPrompt(policy.dialogue.decode_tokens(ids), ids))
+            with refuse_for("prompt"):
+                return Continuation(after, TurnPrompt(rest, dialogue.encode(rest)))
+        ids = self.model.require_tokens(rest)
+        return Continuation(after, TurnPrompt(dialogue.decode_tokens(ids), ids))
 
     def ask(self, request: ChatRequest | TextRequest, continued: Continuation) -> TurnRequest:
         stop = self.recorder.plan.turn.stop
@@ -121,7 +124,7 @@ class AgentRequests:
 
     def answer_chat(self, request: ChatRequest, turns: Sequence[RecordedTurn]) -> ChatAnswer:
         """Returns the answer with the turns, which later requests may continue."""
-        answer = ChatAnswer(self.model, self._replace_stop(request), _list_samples(turns))
+        answer = ChatAnswer(self.model, self._replace_stop(request), [_list_samples(turns)])
         self._responses[answer.id] = list(turns)
         replies = answer.list_replies()
         for turn, (_, message) in zip(turns, replies, strict=True):
@@ -134,7 +137,7 @@ class AgentRequests:
         group = _list_samples(turns)
         (prompt,) = request.prompts
         whole = TokenizedPrompt("", group[0].context, ())
-        answer = TextAnswer(self.model, self._replace_stop(request), [whole], [group])
+        answer = TextAnswer(self.model, self._replace_stop(request), [group], [whole])
         self._responses[answer.id] = list(turns)
         for turn, sampled in zip(turns, group, strict=True):
             reply = self.model.read_completion(sampled, self.recorder.plan.turn.stop)
@@ -146,9 +149,6 @@ class AgentRequests:
         """Adds what a program reports: `{"turn": ..., NAME: VALUE, ...}`. `turn` is a turn's
         number, the id of a response, or `[id, index of the choice]`; without it the values are of
         the whole rollout.
-
-        Raises:
-            InvalidRequestError: it names no turn, or its values are not plain JSON.
         """
         try:
             info = copy_info(body, "info")

@@ -34,22 +34,6 @@ _LONGEST_LOOK = 0.05
 """Longest time between two looks at running programs, in seconds."""
 
 
-@dataclass(slots=True, eq=False)
-class _Rollout:
-    """A rollout of a problem, and its program: `key` is of its address, `seconds` are those in
-    which it did not wait for the model."""
-
-    tree: int
-    requests: AgentRequests
-    key: str = ""
-    seconds: float = 0.0
-    is_killed: bool = False
-
-    @property
-    def recorder(self) -> RolloutRecorder:
-        return self.requests.recorder
-
-
 class AgentHost:
     def __init__(
         self, spec: AgentRolloutSpec, policy: ServedPolicy, starter: ProgramStarter
@@ -68,13 +52,10 @@ class AgentHost:
             return []
         model = ServedModel(MODEL, self._policy, session.context_length)
         openings = [plan.opening(problem, dialogue) for problem in problems]
-        rollouts = [
-            _Rollout(
-                tree,
-                AgentRequests(
-                    model,
-                    RolloutRecorder(plan, openings[tree], seeds[tree], place, model.context_length),
-                ),
+        room = model.context_length
+        agents = [
+            AgentRequests(
+                model, RolloutRecorder(plan, openings[tree], seeds[tree], place, room), tree
             )
             for tree in range(len(problems))
             for place in range(plan.count)
@@ -92,15 +73,13 @@ class AgentHost:
             ProgramRunner(self._spec, self._starter, note_end) as runner,
         ):
             loop = _SamplingLoop(self._spec, plan, queue, endpoint, runner, session, dialogue)
-            loop.run(rollouts, problems, ended)
-        faults = [r.recorder.fault for r in rollouts if r.recorder.fault is not None]
+            loop.run(agents, problems, ended)
+        faults = [a.recorder.fault for a in agents if a.recorder.fault is not None]
         if faults:
             first = escape_unprintable(faults[0])
-            sys.stderr.write(
-                f"{len(faults)} of {len(rollouts)} agents failed, the first: {first}\n"
-            )
+            sys.stderr.write(f"{len(faults)} of {len(agents)} agents failed, the first: {first}\n")
         return [
-            build_agent_tree(problem, [r.recorder for r in rollouts if r.tree == tree])
+            build_agent_tree(problem, [a.recorder for a in agents if a.tree == tree])
             for tree, problem in enumerate(problems)
         ]
 
@@ -115,11 +94,11 @@ class _SamplingLoop:
     session: SamplingSession
     dialogue: Dialogue
     calls: int = 0
-    running: dict[int, _Rollout] = field(default_factory=dict)
+    running: dict[int, AgentRequests] = field(default_factory=dict)
 
     def run(
         self,
-        rollouts: Sequence[_Rollout],
+        agents: Sequence[AgentRequests],
         problems: Sequence[Problem],
         ended: deque[tuple[int, str | None]],
     ) -> None:
@@ -127,14 +106,14 @@ class _SamplingLoop:
         lock."""
         look = min(_LONGEST_LOOK, self.spec.deadline / 4)
         own, waited = Stopwatch(2 * look), Stopwatch(2 * look)
-        left = deque(enumerate(rollouts))
+        left = deque(enumerate(agents))
         while left or self.running:
             with self.queue.changed:
                 while ended:
                     self._end_program(*ended.popleft())
                 while left and len(self.running) < self.spec.programs:
-                    number, rollout = left.popleft()
-                    self._start_program(number, rollout, problems[rollout.tree])
+                    number, agent = left.popleft()
+                    self._start_program(number, agent, problems[agent.tree])
                 passed = own.skip()
                 self._end_late_programs(passed)
                 if not self.queue.waiting:
@@ -146,9 +125,9 @@ class _SamplingLoop:
                 self._sample(batch)
                 own.skip()
 
-    def _start_program(self, number: int, rollout: _Rollout, problem: Problem) -> None:
-        rollout.key = self.queue.add_agent(rollout.requests)
-        recorder = rollout.recorder
+    def _start_program(self, number: int, agent: AgentRequests, problem: Problem) -> None:
+        agent.key = self.queue.add_agent(agent)
+        recorder = agent.recorder
         shown = {
             "id": problem.id,
             "prompt": problem.prompt,
@@ -156,17 +135,16 @@ class _SamplingLoop:
             "place": recorder.place,
             "seed": derive_seed(recorder.seed, "environment", recorder.place),
         }
-        self.running[number] = rollout
-        address = self.endpoint.locate(rollout.key)
-        self.runner.start(number, shown, address, rollout.key)
+        self.running[number] = agent
+        self.runner.start(number, shown, self.endpoint.locate(agent.key), agent.key)
 
     def _end_program(self, number: int, fault: str | None) -> None:
-        rollout = self.running.pop(number)
-        del self.queue.agents[rollout.key]
-        for outcome in [one for one in self.queue.waiting if one.agent is rollout.requests]:
+        agent = self.running.pop(number)
+        del self.queue.agents[agent.key]
+        for outcome in [one for one in self.queue.waiting if one.agent is agent]:
             outcome.abandon()
-        recorder = rollout.recorder
-        if recorder.fault is not None or rollout.requests.is_over:
+        recorder = agent.recorder
+        if recorder.fault is not None or agent.is_over:
             return
         if fault is not None:
             recorder.fault = fault
@@ -176,40 +154,45 @@ class _SamplingLoop:
     def _end_late_programs(self, passed: float) -> None:
         """Counts the time of programs that do not wait for the model, and kills the late and the
         nagging."""
-        waiting = {id(outcome.agent) for outcome in self.queue.waiting}
-        for number, rollout in self.running.items():
-            if id(rollout.requests) not in waiting:
-                rollout.seconds += passed
-            is_late = rollout.seconds > self.spec.deadline
-            if rollout.is_killed or not (is_late or rollout.requests.refused > MOST_REFUSED):
+        waiting = {outcome.agent for outcome in self.queue.waiting}
+        for number, agent in self.running.items():
+            if agent not in waiting:
+                agent.seconds += passed
+            is_late = agent.seconds > self.spec.deadline
+            if agent.is_killed or not (is_late or agent.refused > MOST_REFUSED):
                 continue
-            if not rollout.requests.is_over and rollout.recorder.fault is None:
-                rollout.recorder.fault = (
+            if not agent.is_over and agent.recorder.fault is None:
+                agent.recorder.fault = (
                     f"deadline of {self.spec.deadline:g} s passed"
                     if is_late
                     else f"more than {MOST_REFUSED} of its requests could not be answered"
                 )
-            rollout.is_killed = True
+            agent.is_killed = True
             self.runner.kill(number)
 
     def _take_batch(self, waited: float) -> list[TurnOutcome]:
         """All requests, once every running program waits for the model or patience has ended; in an
         order that does not depend on when they came."""
-        waiting = {id(outcome.agent) for outcome in self.queue.waiting}
-        busy = any(id(rollout.requests) not in waiting for rollout in self.running.values())
+        waiting = {outcome.agent for outcome in self.queue.waiting}
+        busy = any(agent not in waiting for agent in self.running.values())
         patience = self.spec.patience
         if not self.queue.waiting or (busy and (patience is None or waited < patience)):
             return []
-        order = {id(rollout.requests): number for number, rollout in self.running.items()}
+        order = {agent: number for number, agent in self.running.items()}
         batch, self.queue.waiting = self.queue.waiting, []
         return sorted(
             batch,
-            key=lambda one: (order[id(one.agent)], one.request.context.whole, one.request.numbers),
+            key=lambda one: (order[one.agent], one.request.context.whole, one.request.numbers),
         )
 
     def _sample(self, batch: Sequence[TurnOutcome]) -> None:
         groups = self._group_requests(batch)
-        extends = [self._find_extended(group[0]) for group in groups]
+        continued = [group[0].request.context.turn for group in groups]
+        # A session goes on from its last call alone.
+        extends = [
+            None if turn is None or turn.order[0] != self.calls else turn.order[1]
+            for turn in continued
+        ]
         keeps = None not in extends
         requests = [
             self._join_requests(group, number if keeps else None)
@@ -229,18 +212,13 @@ class _SamplingLoop:
     def _group_requests(self, batch: Sequence[TurnOutcome]) -> list[list[TurnOutcome]]:
         """Groups requests with the same context and limit: those that open a dialogue by problem,
         others by the turn that they continue."""
-        trees = {id(rollout.requests): rollout.tree for rollout in self.running.values()}
         groups: dict[tuple[object, ...], list[TurnOutcome]] = {}
         for outcome in batch:
             context, limit = outcome.request.context, outcome.request.max_new_tokens
-            opens = (trees[id(outcome.agent)], context.whole)
+            opens = (outcome.agent.tree, context.whole)
             key = (limit, *(opens if context.turn is None else (id(context),)))
             groups.setdefault(key, []).append(outcome)
         return list(groups.values())
-
-    def _find_extended(self, outcome: TurnOutcome) -> int | None:
-        turn = outcome.request.context.turn
-        return None if turn is None or turn.order[0] != self.calls else turn.order[1]
 
     def _join_requests(
         self, group: Sequence[TurnOutcome], extends: int | None

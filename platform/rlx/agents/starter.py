@@ -14,7 +14,7 @@ import shutil
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
@@ -139,7 +139,9 @@ def _become_program(
             except OSError as error:
                 code = NOT_STARTED
                 raise SystemExit(f"{program}: {error.strerror}") from error
-        _call_function(functions[order["function"]], order["arguments"])
+        result = functions[order["function"]](*order["arguments"])
+        if inspect.iscoroutine(result):
+            asyncio.run(result)
         code = 0
     except SystemExit as error:
         if isinstance(error.code, str):
@@ -163,12 +165,6 @@ def _limit_resources(memory: int | None, file: int) -> None:
         _, hard = resource.getrlimit(what)
         most = most if hard == resource.RLIM_INFINITY else min(most, hard)
         resource.setrlimit(what, (most, most))
-
-
-def _call_function(function: Callable[..., Any], arguments: Sequence[Any]) -> None:
-    result = function(*arguments)
-    if inspect.iscoroutine(result):
-        asyncio.run(result)
 
 
 def main(folder: str) -> None:

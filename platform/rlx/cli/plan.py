@@ -1,23 +1,16 @@
 """`rlx plan`: shows whether an experiment can learn, and what every token would get."""
 
 import sys
-from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
 from rlx.cli.output import print_json, print_report, print_text
 from rlx.cli.verb_group import overrides_option
-from rlx.errors import SpecError
 from rlx.importing import forbid_downloads
 from rlx.plan import check_file, require_showable_texts
 from rlx.spec.reading import count_errors, format_diagnostic
 from rlx.text import escape_unprintable
-
-if TYPE_CHECKING:
-    from rlx.plan import PhaseReport
-
 
 _FILE = click.Path(path_type=Path)
 
@@ -26,28 +19,20 @@ _FILE = click.Path(path_type=Path)
 @click.argument("spec", type=_FILE, metavar="SPEC")
 @overrides_option("PATH.TO.KEY=VALUE")
 @click.option("--full", is_flag=True, help="Show rows token by token, groups, tokens and memory.")
-@click.option("--row", "numbers", type=int, multiple=True, help="Show this row; can be repeated.")
-@click.option("--rows", "every", type=click.Choice(["all"]), help="Show all rows.")
 @click.option(
     "--try", "prompts", type=click.IntRange(1), metavar="N",
     help="Load the pretrained model, have it answer N problems, and time a step.",
 )  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print everything as one JSON document.")
 def plan(
-    spec: Path,
-    overrides: tuple[str, ...],
-    full: bool,
-    numbers: tuple[int, ...],
-    every: str | None,
-    prompts: int | None,
-    as_json: bool,
+    spec: Path, overrides: tuple[str, ...], full: bool, prompts: int | None, as_json: bool
 ) -> int:
     """Preview whether an experiment can learn, and what. Loads no model, downloads nothing, unless
     --try asks the model itself.
 
-    The verdict has three lines; --full, --row and --rows add the rewards, KL and advantages of
-    every token. Responses are synthetic; problems, tokens, rewards, loss mask, reward placement,
-    estimator and weights are the experiment's own.
+    The verdict has three lines; --full adds the rewards, KL and advantages of every token of a few
+    rows, and --json has all. Responses are synthetic; problems, tokens, rewards, loss mask, reward
+    placement, estimator and weights are the experiment's own.
     """
     if prompts is None:
         forbid_downloads()
@@ -56,7 +41,6 @@ def plan(
     from rlx.plan import build_plan
 
     report = build_plan(spec, read, plugins)
-    selected = [_select_plan_rows(phase, numbers, every is not None) for phase in report.phases]
     trial = None
     if prompts is not None and not report.exit_code:
         from rlx.results import try_model
@@ -70,8 +54,8 @@ def plan(
     from rlx.cli.console import open_console
     from rlx.plan import show_plan
 
-    console, full = open_console(), full or bool(numbers) or every is not None
-    show_plan(report, selected, console, full=full)
+    console = open_console()
+    show_plan(report, console, full=full)
     if not full:
         console.print("--full shows every token, group and part of memory", style="dim")
     sys.stdout.flush()
@@ -83,12 +67,3 @@ def plan(
         closing = f"\n{escape_unprintable(str(spec))}: {count_errors(report.findings)}"
         print_text(closing, err=True)
     return report.exit_code
-
-
-def _select_plan_rows(phase: "PhaseReport", numbers: Sequence[int], every: bool) -> Sequence[int]:
-    if every:
-        return [row.row for row in phase.rows]
-    there = {row.row for row in phase.rows}
-    if there and (missing := sorted(set(numbers) - there)):
-        raise SpecError(f"--row {missing[0]}: there are rows 0 to {max(there)}")
-    return [n for n in numbers if n in there] or phase.shown

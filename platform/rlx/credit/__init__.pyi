@@ -1,22 +1,33 @@
 from .grpo import (
+    ScaledAdvantages,
     assign_comparison_groups,
     compute_group_extremes,
+    compute_label_advantages,
+    ema_scale,
     estimate_dr_grpo,
     estimate_gigpo,
     estimate_grpo,
     estimate_mt_grpo,
     estimate_multiturn_grpo,
     estimate_tree_grpo,
+    estimate_two_level,
     estimate_uniform,
     group_advantages,
     has_score_spread,
+    prompt_scale,
 )
 from .inputs import (
     Credit,
     CreditInputs,
+    TurnWithoutTokens,
+    place_at_row_end,
+    place_at_turn_ends,
+    place_in_shares,
+    place_rewards,
     spread_over_mask,
     spread_over_turns,
     structured_scores,
+    sum_masked_returns,
     sum_token_rewards,
     total_scores,
 )
@@ -41,27 +52,10 @@ from .returns import (
     fill_between_ends,
     whiten_values,
 )
-from .reward_placement import (
-    PlacedRewards,
-    TurnWithoutTokens,
-    place_at_row_end,
-    place_at_turn_ends,
-    place_in_shares,
-    place_rewards,
-    sum_masked_returns,
-)
-from .two_level import (
-    ScaledAdvantages,
-    compute_label_advantages,
-    ema_scale,
-    estimate_two_level,
-    prompt_scale,
-)
 
 __all__ = [
     "Credit",
     "CreditInputs",
-    "PlacedRewards",
     "ScaledAdvantages",
     "TokenAdvantages",
     "TurnWithoutTokens",

@@ -1,17 +1,24 @@
-"""GRPO and the estimators that only add turns to it: scores compared within groups.
+"""GRPO, the estimators that only add turns to it, and two-level credit: scores compared in groups.
 
 A group of equal scores carries no signal and gets exact zeros. Rounding must not give it one:
 twelve float32 scores of 0.7 miss their own mean by 1e-7, which divided by a deviation of 1e-7 plus
 an epsilon of 1e-6 would give an advantage of 0.1.
 """
 
+import math
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from rlx.credit.inputs import CreditInputs, spread_over_mask, spread_over_turns, total_scores
+from rlx.credit.inputs import (
+    Credit,
+    CreditInputs,
+    spread_over_mask,
+    spread_over_turns,
+    total_scores,
+)
 from rlx.plugin import Estimator
 from rlx.spec import (
     DrGrpo,
@@ -31,6 +38,7 @@ ROUNDING = 16
 tokens, or averaged over turns, comes back with an error of a few units.
 """
 _DEFAULTS = Grpo()
+_TWO_LEVEL = TwoLevel()
 
 
 def estimate_grpo(inputs: CreditInputs, options: Grpo) -> Tensor:
@@ -46,15 +54,13 @@ def estimate_grpo(inputs: CreditInputs, options: Grpo) -> Tensor:
     """
     if options.enable_multiturn_advantage:
         return estimate_multiturn_grpo(inputs, options.multiturn)
-    groups = assign_comparison_groups(
-        inputs.group_ids, inputs.tree_ids, inputs.levels, inputs.levels > 0, options
-    )
+    groups = assign_comparison_groups(inputs, inputs.levels > 0, options)
     advantages = group_advantages(total_scores(inputs), groups, **options.comparison)
     return spread_over_mask(advantages, inputs.mask)
 
 
 def assign_comparison_groups(
-    group_ids: Tensor, tree_ids: Tensor, levels: Tensor, is_confidence: Tensor, options: Estimator
+    inputs: CreditInputs, is_confidence: Tensor, options: Estimator
 ) -> Tensor:
     """`[B]` ids of the groups whose rows an estimator compares: rows that continue the same turn,
     or with `baseline: prompt` all rows of a prompt on one level. The options of
@@ -64,8 +70,9 @@ def assign_comparison_groups(
     else:
         of_confidences = of_answers = getattr(options, "baseline", "siblings")
     by_prompt = torch.where(is_confidence, of_confidences == "prompt", of_answers == "prompt")
-    prompts = pair_ids(tree_ids, levels) + group_ids.max() + 1
-    return torch.where(by_prompt, prompts, group_ids)
+    groups = inputs.group_ids
+    prompts = pair_ids(inputs.tree_ids, inputs.levels) + groups.max() + 1
+    return torch.where(by_prompt, prompts, groups)
 
 
 def estimate_dr_grpo(inputs: CreditInputs, options: DrGrpo) -> Tensor:
@@ -262,10 +269,7 @@ def compute_step_returns(
 
         Rₖ = Σ_{j≥k} γ^(j-k) · (rⱼ + [j is the last turn taken] · global)
 
-    Args:
-        rewards: `[B, K]`; an unrewarded turn earns 0.
-        global_rewards: `[B]`.
-        taken: `[B, K]` bool the rollout has such a turn.
+    An unrewarded turn earns 0; `taken` is where the rollout has such a turn.
 
     Reference:
         GiGPO, arXiv 2505.10978, equation 5.
@@ -294,3 +298,150 @@ def estimate_tree_grpo(inputs: CreditInputs, options: TreeGrpo) -> Tensor:
     inter = group_advantages(scores, prompts, **options.comparison)
     intra = group_advantages(scores, pair_ids(prompts, inputs.group_ids), **options.comparison)
     return spread_over_mask(torch.where(inputs.levels == 0, inter, inter + intra), inputs.mask)
+
+
+class ScaledAdvantages(NamedTuple):
+    """Scaled advantages, `[B]`, and the mean square to pass at the next step; None if unknown."""
+
+    advantages: Tensor
+    mean_square: float | None
+
+
+def estimate_two_level(inputs: CreditInputs, options: TwoLevel) -> Tensor | Credit:
+    """Compares answers within their prompt, and confidences within their answer.
+
+        A_ans = λ_ans · norm over G_a         A_conf = λ_conf · second(norm over the G_c siblings)
+
+    With `baseline: prompt`, a row is compared with all rows of its level and its prompt instead.
+    With `confidence.baseline: label`, a confidence is compared with all others of the step whose
+    answer has the same label: see `compute_label_advantages`.
+
+    Groups come from the batch: rows that continue the same turn, or the prompt, form a group.
+    Confidences are the rows of that kind, wherever they stand, and all rows below the answers.
+
+    Returns:
+        `[B, T]` advantages, 0 outside the mask; with `ema_scale` also the running mean square.
+
+    Reference:
+        RLCR in two turns (RLCR: arXiv 2507.16806). To centre within an answer
+        instead of dividing by σ: arXiv 2508.11800.
+    """
+    scores, within, is_answer = total_scores(inputs), options.confidence, ~_find_confidences(inputs)
+    groups = assign_comparison_groups(inputs, ~is_answer, options)
+    answers = group_advantages(scores[is_answer], groups[is_answer], **options.comparison)
+    if within.baseline == "label":
+        labels = inputs.stream("labels").masked_fill(is_answer, torch.nan)
+        confidences = compute_label_advantages(
+            scores, labels, singleton=within.singleton, tolerance=within.tolerance
+        )[~is_answer]
+    else:
+        confidences = group_advantages(scores[~is_answer], groups[~is_answer], **within.comparison)
+    scaled = _apply_second_level(confidences, inputs, options)
+    per_row = torch.empty_like(scores)
+    per_row[is_answer] = options.lambda_ans * answers
+    per_row[~is_answer] = options.lambda_conf * scaled.advantages
+    advantages = spread_over_mask(per_row, inputs.mask)
+    if scaled.mean_square is None:
+        return advantages
+    return Credit(advantages=advantages, state={"mean_square": scaled.mean_square})
+
+
+def _find_confidences(inputs: CreditInputs) -> Tensor:
+    """`[B]` bool."""
+    return inputs.levels > 0 if inputs.is_confidence is None else inputs.is_confidence
+
+
+def compute_label_advantages(
+    scores: Tensor, labels: Tensor, *, singleton: Singleton = "zero", tolerance: float = 0.0
+) -> Tensor:
+    """A confidence's score minus the mean of all other confidences of the same label.
+
+        Aᵢ = sᵢ - mean of sⱼ over j ≠ i with yⱼ = yᵢ
+
+    The baseline depends on the label, which is there before the confidence, and not on the
+    confidence itself, so the gradient has no bias, even with one confidence per answer. `[B]`;
+    labels are NaN where a row is not compared, which gets 0.
+    """
+    compared, advantages = labels.isfinite(), torch.zeros_like(scores)
+    if compared.any():
+        advantages[compared] = group_advantages(
+            scores[compared],
+            labels[compared].unique(return_inverse=True)[1],
+            normalize="leave_one_out",
+            singleton=singleton,
+            tolerance=tolerance,
+        )
+    return advantages
+
+
+def _apply_second_level(
+    advantages: Tensor, inputs: CreditInputs, options: TwoLevel
+) -> ScaledAdvantages:
+    prompts = inputs.tree_ids[_find_confidences(inputs)]
+    ddof, eps = options.confidence.ddof, options.confidence.eps
+    match options.second_level:
+        case "none":
+            return ScaledAdvantages(advantages, None)
+        case "prompt_scale":
+            return ScaledAdvantages(prompt_scale(advantages, prompts, ddof=ddof, eps=eps), None)
+        case "prompt_renorm":
+            return ScaledAdvantages(group_advantages(advantages, prompts, ddof=ddof, eps=eps), None)
+        case "ema_scale":
+            before = inputs.state.get("mean_square")
+            return ema_scale(advantages, before, momentum=options.momentum, eps=eps)
+
+
+def prompt_scale(
+    advantages: Tensor,
+    prompt_ids: Tensor,
+    *,
+    ddof: int = _TWO_LEVEL.confidence.ddof,
+    eps: float = _TWO_LEVEL.confidence.eps,
+) -> Tensor:
+    """Divides all confidences of a prompt, `[B]` and centred within their answer, by one deviation,
+    without shifting the mean. 0 stays exactly 0.
+
+        Aᵢ = aᵢ / (σ + ε)        σ² = Σ a² / (n - ddof) over the prompt
+
+    Right and wrong answers of a prompt share σ, so it cancels less than dividing within an answer
+    does; if all answers of a prompt are alike it cancels just as much.
+
+    Reference:
+        RLCR in two turns (RLCR: arXiv 2507.16806).
+    """
+    _, slot, counts = prompt_ids.unique(return_inverse=True, return_counts=True)
+    squares = advantages.new_zeros(len(counts)).index_add(0, slot, advantages.square())
+    deviation = (squares / (counts - ddof).clamp(min=1)).sqrt()
+    return _divide_by_scale(advantages, deviation[slot] + eps)
+
+
+def ema_scale(
+    advantages: Tensor,
+    mean_square: float | None,
+    *,
+    momentum: float = _TWO_LEVEL.momentum,
+    eps: float = _TWO_LEVEL.confidence.eps,
+) -> ScaledAdvantages:
+    """Divides `[B]` confidences, centred within their answer, by a running root mean square, shared
+    by all prompts and carried across steps. 0 stays exactly 0.
+
+        v ← m · v + (1 - m) · mean(a²)        Aᵢ = aᵢ / (√v + ε)
+
+    The scale does not depend on the answer or the prompt, so the Brier gradient keeps its size. A
+    step without any signal leaves v (`mean_square`) unchanged: it has no scale, and a v that starts
+    at 0 would blow up the next step.
+
+    Reference:
+        RLCR in two turns (RLCR: arXiv 2507.16806).
+    """
+    if not bool((advantages != 0).any()):
+        return ScaledAdvantages(advantages, mean_square)
+    now = float(advantages.square().mean())
+    new = now if mean_square is None else momentum * mean_square + (1 - momentum) * now
+    scale = advantages.new_tensor(math.sqrt(new) + eps)
+    return ScaledAdvantages(_divide_by_scale(advantages, scale), new)
+
+
+def _divide_by_scale(advantages: Tensor, scale: Tensor) -> Tensor:
+    """Divides; a scale of 0 occurs only with advantages of 0, which stay 0."""
+    return torch.where(advantages == 0, 0.0, advantages / scale)

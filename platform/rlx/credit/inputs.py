@@ -1,14 +1,17 @@
-"""What placements and estimators read and give, and the scores and spreads that they share."""
+"""What placements and estimators read and give: rewards of rows, their placement on tokens, and the
+scores and spreads that estimators share."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import torch
 from torch import Tensor
 
-from rlx.errors import ShapeError
-from rlx.spec import ScoreSource
+from rlx.discovery import bind_implementation
+from rlx.errors import RlxError, ShapeError
+from rlx.plugin import Placement
+from rlx.spec import OnMissingTurn, ScoreSource, TurnReduce
 from rlx_registry import STREAMS
 
 
@@ -24,6 +27,8 @@ class CreditInputs:
         global_rewards: `[B]` weighted sum of the rewards of the whole rollout; 0 if there are none.
         token_rewards: `[B, T]` the same rewards as placed on tokens, minus β·KL if KL is part of
             the reward; 0 outside the mask, and everywhere until rewards are placed.
+        lost: `[B]` reward that lies on no token, so that placed and lost rewards add up to the
+            rewards of turns and rollout; None until rewards are placed.
         turn_ids: `[B, T]` int64 turn number of the row's own tokens, from 1; -1 elsewhere.
         mask: `[B, T]` bool tokens that learn.
         group_ids: `[B]` int64 rows with equal ids may be compared.
@@ -58,6 +63,7 @@ class CreditInputs:
     labels: Tensor | None = None
     named_rewards: Tensor | None = None
     reward_weights: tuple[float, ...] = ()
+    lost: Tensor | None = None
     score_source: ScoreSource = "structured"
     streams: Mapping[str, Tensor] = field(default_factory=dict)
     state: Mapping[str, float] = field(default_factory=dict)
@@ -113,6 +119,11 @@ class CreditInputs:
         """`[B, T]` bool of each turn: its tokens in the mask."""
         turns = range(1, self.turn_rewards.shape[1] + 1)
         return tuple(self.mask & (self.turn_ids == number) for number in turns)
+
+    @property
+    def missing(self) -> Tensor:
+        """`[B, K]` bool the turn is rewarded and has no token in the mask."""
+        return self.turn_present & (self.turn_sizes == 0)
 
     @cached_property
     def _counts(self) -> Tensor:
@@ -200,3 +211,113 @@ def spread_over_turns(per_turn: Tensor, per_row: Tensor, turn_ids: Tensor, mask:
     known = (turn_ids >= 1) & (turn_ids <= per_turn.shape[1])
     tokens = table.gather(1, torch.where(known, turn_ids, 0)) + per_row[:, None]
     return torch.where(mask & (turn_ids >= 1), tokens, 0.0)
+
+
+class TurnWithoutTokens(RlxError):
+    """A rewarded turn has no learning token, and the spec makes that an error."""
+
+    def __init__(self, row: int, turn: int) -> None:
+        super().__init__(
+            f"row {row}, turn {turn}: rewarded, but no token of this turn learns; widen the mask, "
+            "or set on_missing_turn to 'drop' or 'to_last_token'"
+        )
+        self.row, self.turn = row, turn
+
+
+def place_rewards(
+    inputs: CreditInputs,
+    *,
+    placement: Placement,
+    turn_reduce: TurnReduce | None = None,
+    on_missing_turn: OnMissingTurn = "drop",
+) -> CreditInputs:
+    """Puts each row's rewards on its tokens: fills in `token_rewards` and `lost`.
+
+    With `turn_reduce="mean"` the reward of each turn is first divided by the number of rewarded
+    turns, those without tokens included; None is the placement's own. Under `on_missing_turn` the
+    reward of a turn without tokens is dropped, moved to the row's last token, or an error.
+
+    Raises:
+        ValueError: `turn_reduce` is unknown.
+        TurnWithoutTokens: under `on_missing_turn="error"`.
+        ShapeError: the placement returns another shape than that of the mask.
+        PluginError: the placement's implementation cannot be imported.
+    """
+    reduce = turn_reduce or placement.turn_reduce
+    if reduce not in ("sum", "mean"):
+        raise ValueError(f"turn_reduce is {reduce!r}, not one of sum, mean")
+    mask = inputs.mask
+    turns = torch.where(inputs.turn_present, inputs.turn_rewards, 0.0)
+    if reduce == "mean":
+        turns = turns / inputs.turn_present.sum(dim=1, keepdim=True).clamp(min=1)
+    reduced = replace(inputs, turn_rewards=turns)
+    missing = reduced.missing
+    if on_missing_turn == "error" and missing.any():
+        row, column = missing.nonzero()[0].tolist()
+        raise TurnWithoutTokens(row, turn=column + 1)
+
+    token_rewards = bind_implementation(placement)(reduced)
+    if token_rewards.shape != mask.shape:
+        found = tuple(token_rewards.shape)
+        raise ShapeError(f"the placement returned {found}, not {tuple(mask.shape)}")
+    dropped = torch.where(missing, turns, 0.0).sum(dim=1) * placement.needs_turn_tokens
+    if on_missing_turn == "to_last_token":
+        _add_to_last_token(token_rewards, mask, dropped)
+        dropped = torch.zeros_like(dropped)
+    everything = turns.sum(dim=1) + inputs.global_rewards
+    lost = torch.where(reduced.row_sizes > 0, dropped, everything)
+    return replace(inputs, token_rewards=token_rewards, lost=lost)
+
+
+def place_in_shares(inputs: CreditInputs) -> Tensor:
+    """`turn_proportional`: rₜ = R_k / n_k for t in turn k,  + G / n  on all n tokens.
+
+    Reference:
+        KG-R1, arXiv 2509.26383.
+    """
+    overall = inputs.global_rewards / inputs.row_sizes.clamp(min=1)
+    shares = inputs.turn_rewards / inputs.turn_sizes.clamp(min=1)
+    token_rewards = torch.where(inputs.mask, overall[:, None], 0.0)
+    for tokens, share in zip(inputs.turn_masks, shares.unbind(1), strict=True):
+        token_rewards += torch.where(tokens, share[:, None], 0.0)
+    return token_rewards
+
+
+def place_at_turn_ends(inputs: CreditInputs) -> Tensor:
+    """`turn_end`: rₜ = R_k on the last token of turn k,  + G on the row's last token."""
+    token_rewards = inputs.turn_rewards.new_zeros(inputs.mask.shape)
+    for tokens, reward in zip(inputs.turn_masks, inputs.turn_rewards.unbind(1), strict=True):
+        _add_to_last_token(token_rewards, tokens, reward)
+    _add_to_last_token(token_rewards, inputs.mask, inputs.global_rewards)
+    return token_rewards
+
+
+def place_at_row_end(inputs: CreditInputs) -> Tensor:
+    """`final_token_only`: rₜ = Σₖ R_k + G on the row's last token.
+
+    Reference:
+        KG-R1, arXiv 2509.26383.
+    """
+    token_rewards = inputs.turn_rewards.new_zeros(inputs.mask.shape)
+    total = inputs.turn_rewards.sum(dim=1) + inputs.global_rewards
+    _add_to_last_token(token_rewards, inputs.mask, total)
+    return token_rewards
+
+
+def sum_masked_returns(returns: Tensor, mask: Tensor) -> Tensor:
+    """`[B]` sum of a row's `[B, T]` returns, or advantages, over its mask: what KG-R1 calls its
+    score (arXiv 2509.26383).
+
+    For γ = λ = 1 and one reward R on the last of n tokens this is n · R, so it grows with length.
+    """
+    return torch.where(mask, returns, 0.0).sum(dim=1)
+
+
+def _add_to_last_token(token_rewards: Tensor, tokens: Tensor, rewards: Tensor) -> None:
+    """Adds `[B]` rewards in place to the last of the `[B, T]` tokens of each row that has any."""
+    if tokens.shape[1] == 0:
+        return
+    at = torch.arange(tokens.shape[1], dtype=torch.int32, device=tokens.device)
+    last = (tokens * at).amax(dim=1, keepdim=True).long()
+    some = torch.where(tokens.gather(1, last), rewards[:, None], 0.0)
+    token_rewards.scatter_add_(1, last, some)

@@ -4,6 +4,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from copy import deepcopy
 from dataclasses import asdict, dataclass, replace
+from functools import partial
+from importlib import import_module
+from inspect import signature
 from typing import Any, cast
 
 from pydantic import BaseModel, ValidationError
@@ -16,9 +19,9 @@ from rlx.discovery.lookup import (
     build_plugin_diagnostic,
     compute_plugin_digest,
     find_installed_plugin,
-    import_implementation,
     load_plugin,
 )
+from rlx.errors import PluginError
 from rlx.plugin import Environment, Estimator, Mask, Placement, Plugin, Rehearsed
 from rlx.plugin_calls import show_plugin_output
 from rlx.spec import (
@@ -95,6 +98,29 @@ def build_plugin(use: PluginUse, kind: Kind) -> Plugin:
 def build_placement(credit: CreditSpec) -> Placement:
     """Builds the placement in effect, as `build_plugin` does."""
     return cast(Placement, build_plugin(credit.resolved_placement, "placement"))
+
+
+def bind_implementation(plugin: Estimator | Mask | Placement) -> Callable[[Any], Any]:
+    """The function that an estimator, mask or placement names, with its options bound: a parameter
+    `options` gets the plugin itself, a function without one each option by name."""
+    function = import_implementation(type(plugin).implementation)
+    options = {name: getattr(plugin, name) for name in type(plugin).model_fields}
+    if "options" in signature(function).parameters and "options" not in options:
+        return partial(function, options=plugin)
+    return partial(function, **options)
+
+
+def import_implementation(name: str) -> Callable[..., Any]:
+    """Imports the function that a plugin names, "module:function"; raises `PluginError` if that is
+    impossible."""
+    module, _, attribute = name.partition(":")
+    try:
+        function = getattr(import_module(module), attribute)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise PluginError(f"implementation {name!r} cannot be imported: {error}") from error
+    if not callable(function):
+        raise PluginError(f"implementation {name!r} is not a function")
+    return function  # type: ignore[no-any-return]
 
 
 def _build_plugin_place(
@@ -402,7 +428,7 @@ class Provider:
     """
 
     origin: str
-    is_present: Callable[[ExperimentSpec, Plugin], bool]
+    is_present: Callable[[ExperimentSpec, Plugin], bool] = lambda spec, task: True
     help: str = ""
     implementation: str = ""
     uses_sampler: bool = False
@@ -416,20 +442,17 @@ def _demonstrates(task: Plugin) -> bool:
 
 PROVIDERS: Mapping[str, Provider] = {
     "reference": Provider(
-        "a reference model",
-        lambda spec, task: True,
-        implementation="rlx.run.streams:compute_reference_logprobs",
+        "a reference model", implementation="rlx.run.training:compute_reference_logprobs"
     ),
     "distributions": Provider(
         "the learner's distributions",
-        lambda spec, task: True,
-        implementation="rlx.run.streams:compute_collision_probs",
+        implementation="rlx.run.training:compute_collision_probs",
     ),
     "critic": Provider(
         "a critic",
         lambda spec, task: spec.critic is not None,
         "add one: `critic: {}`, or `critic: {learning_rate: 1e-5}`",
-        implementation="rlx.run.streams:compute_critic_values",
+        implementation="rlx.run.training:compute_critic_values",
         section="critic",
         user="gae",
     ),
@@ -439,7 +462,7 @@ PROVIDERS: Mapping[str, Provider] = {
             spec.monte_carlo is not None and isinstance(spec.rollout, SingleRolloutSpec)
         ),
         "add one: `monte_carlo: {samples: 4}`, with `rollout.schedule: single`",
-        implementation="rlx.run.streams:estimate_state_values",
+        implementation="rlx.run.training:estimate_state_values",
         uses_sampler=True,
         section="monte_carlo",
         user="vineppo",
@@ -448,7 +471,7 @@ PROVIDERS: Mapping[str, Provider] = {
         "a greedy answer next to the sampled ones",
         lambda spec, task: isinstance(spec.rollout, SingleRolloutSpec),
         "use `rollout.schedule: single`",
-        implementation="rlx.run.streams:compute_greedy_scores",
+        implementation="rlx.run.training:compute_greedy_scores",
     ),
     "environment": Provider(
         "a schedule with an environment or an agent",
@@ -472,7 +495,7 @@ PROVIDERS: Mapping[str, Provider] = {
 things that a plugin may need."""
 
 
-_EVERY_STEP = Provider("every step", lambda spec, task: True)
+_EVERY_STEP = Provider("every step")
 NEEDS: Mapping[str, Provider] = {
     stream.name: PROVIDERS.get(stream.provider, _EVERY_STEP)
     for stream in STREAMS.values()
@@ -503,36 +526,37 @@ def list_plugin_records(spec: ExperimentSpec, plugins: ExperimentPlugins) -> lis
     return records
 
 
+def _pair_records(
+    now: Iterable[Mapping[str, Any]], then: Sequence[Mapping[str, Any]]
+) -> Iterator[tuple[Mapping[str, Any], Mapping[str, Any], list[str]]]:
+    """Yields plugins, each with that of the recorded ones of its name which is most like it, and
+    the options in which they differ. Of a plugin of a phase alone, nothing may be recorded."""
+    for record in now:
+        pairs = []
+        for other in then:
+            if (other["kind"], other["name"]) == (record["kind"], record["name"]):
+                own, options = record["options"], other.get("options") or {}
+                pairs.append((other, [o for o in own if o in options and own[o] != options[o]]))
+        if pairs:
+            yield record, *min(pairs, key=lambda pair: len(pair[1]))
+
+
 def describe_plugin_changes(
-    now: Sequence[Provenance], then: Sequence[Mapping[str, Any]]
+    now: Sequence[Mapping[str, Any]], then: Sequence[Mapping[str, Any]]
 ) -> Iterator[str]:
-    """Yields a note for each plugin whose version, source or default options differ from those
-    that a run recorded."""
-    used: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
-    for record in then:
-        used.setdefault((record["kind"], record["name"]), []).append(record)
-    for plugin in now:
-        before = used.get((plugin.kind, plugin.name))
-        if before is None:  # used by a phase only; the record covers the base experiment
-            continue
-        label = f"{plugin.kind} plugin {plugin.name!r}"
-        here = f"{plugin.distribution} {plugin.version}"
-        there = f"{before[-1]['distribution']} {before[-1]['version']}"
+    """Yields a note for each plugin whose version, source, default options or data differ from
+    those that a run recorded."""
+    for record, before, changed in _pair_records(now, then):
+        label = f"{record['kind']} plugin {record['name']!r}"
+        here, there = (f"{one['distribution']} {one['version']}" for one in (record, before))
         if here != there:
             yield f"{label} is from {here} here; the run used {there}"
-        elif plugin.sha256 != before[-1]["sha256"]:
+        elif record["sha256"] != before["sha256"]:
             yield f"{label} has changed since the run, in the same version, {here}"
-        # Of several plugins of that name, the one that is most like this one.
-        changes = [
-            [
-                (option, was, plugin.options[option])
-                for option, was in (record.get("options") or {}).items()
-                if option in plugin.options and plugin.options[option] != was
-            ]
-            for record in before
-        ]
-        for option, was, is_now in min(changes, key=len):
+        for option in changed:
+            was, is_now = before["options"][option], record["options"][option]
             yield f"{label} had {option}: {was!r} when the run began, and has {is_now!r} now"
+    yield from describe_data_changes(now, then)
 
 
 def describe_data_changes(
@@ -540,20 +564,11 @@ def describe_data_changes(
 ) -> Iterator[str]:
     """Yields a note for each file that a plugin of a run reads, and that has changed since.
 
-    What the run or this machine has no digest of is not compared.
+    What the run or this machine has no digest of is not compared, nor what has other options.
     """
-    for record in now:
-        here = record["data"]
-        namesakes = [o for o in then if (o["kind"], o["name"]) == (record["kind"], record["name"])]
-        # Of several with one name, such as tasks of other files in phases, those with its options.
-        alike = [other for other in namesakes if other.get("options") == record["options"]]
-        if not alike and len(namesakes) > 1:
-            continue
-        before = [other["data"] for other in alike or namesakes if other.get("data")]
-        if not here or not before or here in before:
-            continue
-        was = before[-1]
-        for name in {**was, **here}:
+    for record, before, changed in _pair_records(now, then):
+        here, was = record["data"], before.get("data") or {}
+        for name in {**was, **here} if here and was and not changed else ():
             if was.get(name) != here.get(name):
                 plugin = "" if record["kind"] == "model" else " plugin"
                 yield (

@@ -1,12 +1,11 @@
 """Finds installed plugins through entry points and imports the ones that are named."""
 
 import sys
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Mapping, Set
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import lru_cache
 from importlib import import_module
 from importlib.metadata import Distribution, entry_points
-from inspect import signature
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -173,29 +172,6 @@ def _import_plugin(plugin: InstalledPlugin) -> Any:
     except (Exception, SystemExit, ImportAbortedError) as error:
         raise PluginFault(_diagnose_import_error(plugin, error)) from error
     return offered
-
-
-def bind_implementation(plugin: Estimator | Mask | Placement) -> Callable[[Any], Any]:
-    """The function that an estimator, mask or placement names, with its options bound: a parameter
-    `options` gets the plugin itself, a function without one each option by name."""
-    function = import_implementation(type(plugin).implementation)
-    options = {name: getattr(plugin, name) for name in type(plugin).model_fields}
-    if "options" in signature(function).parameters and "options" not in options:
-        return partial(function, options=plugin)
-    return partial(function, **options)
-
-
-def import_implementation(name: str) -> Callable[..., Any]:
-    """Imports the function that a plugin names, "module:function"; raises `PluginError` if that is
-    impossible."""
-    module, _, attribute = name.partition(":")
-    try:
-        function = getattr(import_module(module), attribute)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise PluginError(f"implementation {name!r} cannot be imported: {error}") from error
-    if not callable(function):
-        raise PluginError(f"implementation {name!r} is not a function")
-    return function  # type: ignore[no-any-return]
 
 
 def _normalize_distribution(distribution: str) -> str:

@@ -97,12 +97,8 @@ def write_failure(folder: RunFolder, error: Exception) -> None:
 
 
 def write_failure_reason(folder: RunFolder, message: str, *, replaces: bool = False) -> None:
-    """Writes why ranks ended that could not write it themselves; another attempt may succeed.
-
-    Args:
-        replaces: take the place of what peers of the lost rank have written, unless that would
-            occur again.
-    """
+    """Writes why ranks ended that could not write it themselves; another attempt may succeed. It
+    `replaces` what peers of a lost rank have written, unless that would occur again."""
     if replaces:
         with suppress(FileNotFoundError):
             if json.loads(folder.failure.read_text())["again"]:

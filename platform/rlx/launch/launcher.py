@@ -7,10 +7,15 @@ run is "queued". It is queued again if the job system requeues the job, and resu
 
 import json
 import os
+import select
 import shlex
+import signal
+import subprocess
 import sys
+import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
@@ -39,8 +44,8 @@ class Launcher(ABC):
     Attributes:
         runner: the section `runner`; `runner.launcher` holds the launcher's own settings.
         sampler: the section `sampler`; None where nobody asks what a run takes.
-        reads_input: whether the process of its command reads its standard input as
-            `rlx.launch.processes` says; others are asked to stop by SIGTERM.
+        reads_input: whether the process of its command reads its standard input as a
+            `LauncherInput`; others are asked to stop by SIGTERM.
     """
 
     reads_input: ClassVar[bool] = False
@@ -86,6 +91,99 @@ class LocalLauncher(Launcher):
 
     def build_command(self, folder: RunFolder, run_id: str) -> list[str]:
         return [sys.executable, "-m", "rlx.launch.rank", str(folder.root), run_id]
+
+
+STOP = b"stop\n"
+LAUNCHER_GRACE = 30.0
+"""Seconds that a launcher has to end its ranks on all machines once its input has ended."""
+
+
+class RankProcesses:
+    """The ranks of an attempt, whose exit codes are theirs, or the one launcher of all of them,
+    which may read a `LauncherInput`; each leads a process group."""
+
+    def __init__(
+        self,
+        commands: Sequence[tuple[Sequence[str], Mapping[str, str]]],
+        *,
+        are_ranks: bool,
+        reads_input: bool = False,
+    ) -> None:
+        self.are_ranks, self._reads_input = are_ranks, reads_input
+        self._failure: int | None = None
+        self._processes: list[subprocess.Popen[bytes]] = []
+        try:
+            for command, environment in commands:
+                self._processes.append(
+                    subprocess.Popen(
+                        command,
+                        stdin=subprocess.PIPE if reads_input else subprocess.DEVNULL,
+                        start_new_session=True,
+                        env=environment,
+                    )
+                )
+        except OSError:
+            self.kill()
+            raise
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        return tuple(process.pid for process in self._processes)
+
+    def poll(self) -> int | None:
+        """Exit code: of the first process that failed, 0 once all have ended, None before that."""
+        codes = [process.poll() for process in self._processes]
+        # Of several, a signal is the cause: the peers of a killed rank fail.
+        self._failure = self._failure or min(filter(None, codes), default=None)
+        return self._failure or (None if None in codes else 0)
+
+    def is_alive(self) -> bool:
+        return any(process.poll() is None for process in self._processes)
+
+    def stop(self) -> None:
+        """Asks the ranks to write a checkpoint and exit."""
+        for process in self._processes:
+            if process.stdin is None:
+                process.terminate()
+            else:
+                with suppress(BrokenPipeError):  # it has ended
+                    process.stdin.write(STOP)
+                    process.stdin.flush()
+
+    def kill(self) -> None:
+        """Ends the processes, and waits for them; a launcher ends its ranks elsewhere first."""
+        for process in self._processes:
+            if process.stdin is not None:
+                with suppress(BrokenPipeError):
+                    process.stdin.close()
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(LAUNCHER_GRACE)
+        for process in self._processes:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+        for process in self._processes:
+            process.wait()
+
+
+class LauncherInput:
+    """The standard input of a launcher, which the supervisor writes.
+
+    Attributes:
+        stop: the ranks should write a checkpoint and exit.
+        is_closed: the ranks should end at once; the supervisor may be gone.
+    """
+
+    def __init__(self) -> None:
+        self.stop = self.is_closed = False
+
+    def receive(self, seconds: float = 0.0) -> None:
+        """Takes note of what has arrived; waits for it up to this long."""
+        if self.is_closed:
+            time.sleep(seconds)
+        elif select.select([0], [], [], seconds)[0]:
+            received = os.read(0, 4096)
+            self.is_closed = not received
+            self.stop |= STOP in received
 
 
 class JobLauncher(Launcher):
@@ -138,14 +236,8 @@ class JobLauncher(Launcher):
 
 
 def open_launcher(runner: RunnerSpec, sampler: "SamplerPlugin | None" = None) -> Launcher:
-    """The launcher that the section `runner` names.
-
-    Args:
-        sampler: the section `sampler`, if somebody will ask what the run takes.
-
-    Raises:
-        PluginError: its implementation cannot be imported.
-    """
+    """The launcher that the section `runner` names; `sampler` is for those who ask what the run
+    takes. Raises PluginError if its implementation cannot be imported."""
     launcher: Launcher = import_implementation(runner.launcher.implementation)(runner, sampler)
     return launcher
 

@@ -115,7 +115,7 @@ def submit_run(
         "seed": spec.seed,
         "name": spec.name,
         "spec": spec.dump_resolved(),
-        "yaml": read.document.whole_text,
+        "yaml": read.document.text,
         "plugins": list_plugin_records(spec, plugins),
         "code": collect_code_version(),
         "environment": collect_environment_versions(),
@@ -133,7 +133,7 @@ def submit_run(
         staged.root.mkdir()
         if (vocabulary := choose_run_vocabulary(spec, plugins)) is not None:
             vocabulary.save(staged.tokenizer)
-        staged.yaml.write_text(read.document.whole_text)
+        staged.yaml.write_text(read.document.text)
         copy_origin(registry, spec, staged)
         put_spec(staged, spec)
         if anyway:
@@ -386,7 +386,6 @@ def continue_run(
 
     Args:
         changed: the experiment with other ranks, devices or engine; None if it is unchanged.
-        reason: is recorded.
 
     Returns:
         False if the run has been taken over or ended elsewhere since it was read.
@@ -433,13 +432,8 @@ def watch_run(
 ) -> RunRecord:
     """Waits until a run has ended; records it as lost if its supervisor was killed on this machine.
 
-    Args:
-        show: called with what the run is doing.
-        timeout: longest wait, in seconds; None waits as long as the run takes.
-        clock: the time limit's.
-
     Raises:
-        TimeoutError: the run has not ended in time; it goes on.
+        TimeoutError: the run has not ended in `timeout` seconds; it goes on.
     """
     until = None if timeout is None else clock.now() + timeout
     last_query = clock.now()
@@ -485,15 +479,8 @@ def run_queue(
 ) -> None:
     """Starts the queued and the lost of some runs, in their order, and waits until all have ended.
 
-    A run that is started waits for its devices by itself. Jobs are only waited for.
-
-    Args:
-        registry: open for writing.
-        url: URL of the registry, for supervisors.
-        at_once: number of runs at a time.
-        report: called once with why a run is skipped.
-        look: called about once a second, and before the first run is started.
-        clock: the pauses'.
+    A run that is started waits for its devices by itself. Jobs are only waited for. `report` gets
+    why a run is skipped, once; `look` is called about once a second, and before the first start.
     """
     skipped: set[str] = set()
     for turn in count():

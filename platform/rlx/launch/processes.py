@@ -10,15 +10,12 @@ import hashlib
 import io
 import os
 import re
-import select
 import shutil
 import signal
 import socket
-import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from secrets import SystemRandom
@@ -225,106 +222,6 @@ class _StampedStream(io.TextIOWrapper):
             self._begins = line.endswith("\n")
         super().write("".join(stamped))
         return len(text)
-
-
-STOP = b"stop\n"
-
-
-LAUNCHER_GRACE = 30.0
-"""Seconds that a launcher has to end its ranks on all machines once its input has ended."""
-
-
-class RankProcesses:
-    """The ranks of an attempt, or the one launcher of all of them; each leads a process group.
-
-    Args:
-        commands: what to start, and its environment.
-        are_ranks: whether each command is a rank, so that its exit code is the rank's.
-        reads_input: whether the command is a launcher that reads a `LauncherInput`.
-    """
-
-    def __init__(
-        self,
-        commands: Sequence[tuple[Sequence[str], Mapping[str, str]]],
-        *,
-        are_ranks: bool,
-        reads_input: bool = False,
-    ) -> None:
-        self.are_ranks, self._reads_input = are_ranks, reads_input
-        self._failure: int | None = None
-        self._processes: list[subprocess.Popen[bytes]] = []
-        try:
-            for command, environment in commands:
-                self._processes.append(
-                    subprocess.Popen(
-                        command,
-                        stdin=subprocess.PIPE if reads_input else subprocess.DEVNULL,
-                        start_new_session=True,
-                        env=environment,
-                    )
-                )
-        except OSError:
-            self.kill()
-            raise
-
-    @property
-    def pids(self) -> tuple[int, ...]:
-        return tuple(process.pid for process in self._processes)
-
-    def poll(self) -> int | None:
-        """Exit code: of the first process that failed, 0 once all have ended, None before that."""
-        codes = [process.poll() for process in self._processes]
-        # Of several, a signal is the cause: the peers of a killed rank fail.
-        self._failure = self._failure or min(filter(None, codes), default=None)
-        return self._failure or (None if None in codes else 0)
-
-    def is_alive(self) -> bool:
-        return any(process.poll() is None for process in self._processes)
-
-    def stop(self) -> None:
-        """Asks the ranks to write a checkpoint and exit."""
-        for process in self._processes:
-            if process.stdin is None:
-                process.terminate()
-            else:
-                with suppress(BrokenPipeError):  # it has ended
-                    process.stdin.write(STOP)
-                    process.stdin.flush()
-
-    def kill(self) -> None:
-        """Ends the processes, and waits for them; a launcher ends its ranks elsewhere first."""
-        for process in self._processes:
-            if process.stdin is not None:
-                with suppress(BrokenPipeError):
-                    process.stdin.close()
-                with suppress(subprocess.TimeoutExpired):
-                    process.wait(LAUNCHER_GRACE)
-        for process in self._processes:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-        for process in self._processes:
-            process.wait()
-
-
-class LauncherInput:
-    """The standard input of a launcher, which the supervisor writes.
-
-    Attributes:
-        stop: the ranks should write a checkpoint and exit.
-        is_closed: the ranks should end at once; the supervisor may be gone.
-    """
-
-    def __init__(self) -> None:
-        self.stop = self.is_closed = False
-
-    def receive(self, seconds: float = 0.0) -> None:
-        """Takes note of what has arrived; waits for it up to this long."""
-        if self.is_closed:
-            time.sleep(seconds)
-        elif select.select([0], [], [], seconds)[0]:
-            received = os.read(0, 4096)
-            self.is_closed = not received
-            self.stop |= STOP in received
 
 
 CHOSEN_PORTS = range(20_000, 30_000)

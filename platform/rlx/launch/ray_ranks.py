@@ -28,8 +28,8 @@ from rlx.descendants import adopt_orphans, kill_descendants
 from rlx.errors import EnvironmentFault
 from rlx.home import RunFolder
 from rlx.launch.failures import describe_signal, write_failure, write_failure_reason
+from rlx.launch.launcher import LauncherInput
 from rlx.launch.processes import (
-    LauncherInput,
     find_free_port,
     find_network_interface,
     open_temporary_folder,

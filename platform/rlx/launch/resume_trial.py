@@ -58,12 +58,10 @@ def run_resume_trial(
 
     Args:
         home: empty folder for the runs; the caller removes it.
-        overrides: `path=value`, as of `--set`.
         kills: number of runs, each killed once.
         at_once: runs at a time; as many run beside the uninterrupted one.
         seed: of the times of the kills.
         registry: URL of an empty registry; None makes a SQLite file in `home`.
-        report: called with each run that has ended.
 
     Raises:
         SpecError: the registry has runs.

@@ -20,9 +20,8 @@ from rlx.descendants import adopt_orphans, kill_descendants
 from rlx.errors import EnvironmentFault
 from rlx.home import RunFolder
 from rlx.launch.failures import write_failure_reason
-from rlx.launch.launcher import JobLauncher, build_torchrun_command
+from rlx.launch.launcher import JobLauncher, LauncherInput, build_torchrun_command
 from rlx.launch.processes import (
-    LauncherInput,
     find_free_port,
     find_network_interface,
     open_temporary_folder,

@@ -1,9 +1,9 @@
 """Supervises one run: `python -m rlx.launch.supervisor RUN_ID`, with RLX_RUN_REGISTRY set.
 
-The supervisor waits for devices, starts the ranks, sends the run's heartbeat, sends its records to
-trackers and records how the run ended. The registry decides that, not an exit code: a run has
-finished only if its first rank recorded "completed". Ranks that are killed or hang are restarted
-from the newest checkpoint.
+The supervisor waits for devices, starts the ranks (`rlx.launch.rank`), sends the run's heartbeat,
+sends its records to trackers and records how the run ended. The registry decides that, not an exit
+code: a run has finished only if its first rank recorded "completed". Ranks that are killed or hang
+are restarted from the newest checkpoint.
 
 The number of an attempt is its fencing token. Once a later attempt has started, the registry
 rejects what this supervisor and its ranks write, and they exit.
@@ -41,6 +41,7 @@ from rlx.launch.failures import (
 )
 from rlx.launch.launcher import (
     LocalLauncher,
+    RankProcesses,
     find_job_launcher,
     list_startable_statuses,
     open_launcher,
@@ -48,7 +49,6 @@ from rlx.launch.launcher import (
 from rlx.launch.machine import build_cuda_environment, build_device_request
 from rlx.launch.processes import (
     TIMESTAMP,
-    RankProcesses,
     SigtermListener,
     child_environment,
     open_temporary_folder,
@@ -122,12 +122,8 @@ def build_failed_end(folder: RunFolder, error: Exception) -> AttemptEnd:
 
 
 class HangWatch:
-    """Measures how long ranks have made no progress, not counting pauses of this process.
-
-    Args:
-        progress: the file that the ranks replace with every progress.
-        stopwatch: measures the time between looks.
-    """
+    """Measures how long ranks have not replaced their file of progress, not counting pauses of this
+    process."""
 
     def __init__(self, progress: Path, stopwatch: Stopwatch) -> None:
         self._progress, self._stopwatch = progress, stopwatch

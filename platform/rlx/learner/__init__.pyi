@@ -1,15 +1,13 @@
 from .critic import Critic, CriticStats, critic_rate
 from .distributed import Ranks, join_ranks
 from .forward import PackedPolicy
-from .learner import (
-    Learner,
+from .learner import Learner, UpdateStats, learning_rate
+from .reference import (
     ReferencePolicy,
     UpdateSeconds,
     build_learner_with_reference,
-    learning_rate,
     time_update,
 )
-from .terms import UpdateStats
 from .universal import convert_checkpoints, load_consolidated_weights
 
 __all__ = [

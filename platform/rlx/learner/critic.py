@@ -9,14 +9,14 @@ from transformers import PreTrainedModel
 from rlx.batch import TokenBatch
 from rlx.errors import SpecError
 from rlx.learner.distributed import Ranks
-from rlx.learner.engine import TrainingEngine
 from rlx.learner.forward import PackedValues, choose_form
+from rlx.learner.learner import TrainingEngine
 from rlx.learner.pack import PackedBatch, RankMicroBatches
 from rlx.loss import value_loss
 from rlx.model import Policy, copy_model, keep_first_layers, share_model
 from rlx.seeding import derive_seed
 from rlx.spec import CriticSpec, RunnerSpec
-from rlx.train_batch import TrainBatch
+from rlx.step import TrainBatch
 
 
 @dataclass(frozen=True, slots=True)

@@ -130,10 +130,7 @@ def _compute_packed_attention(
     **others: Any,
 ) -> tuple[Tensor, None]:
     """Attention function for transformers: `[1, heads, L, width]` in, `[1, L, heads, width]` out.
-
-    Raises:
-        ValueError: the model requests something other than plain attention.
-    """
+    Raises ValueError if the model requests something other than plain attention."""
     if rlx_layout is None:  # the model is not called on packed rows
         output, _ = sdpa_attention_forward(
             module, query, key, value, attention_mask, scaling=scaling, **others

@@ -3,7 +3,7 @@ machine."""
 
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
@@ -19,7 +20,6 @@ from rlx.errors import SpecError, summarize_error
 from rlx.learner.distributed import Ranks
 from rlx.learner.forms import CachedForm, FlexForm, ForwardForm, GroupedForm, PlainForm
 from rlx.learner.pack import PackedBatch, pack_rows
-from rlx.learner.terms import CHUNK, compute_token_logprobs
 from rlx.model import (
     build_attention_mask,
     copy_model,
@@ -28,8 +28,128 @@ from rlx.model import (
     keep_first_layers,
     narrow_windows,
 )
-from rlx.ordered_sums import take_rows
+from rlx.ordered_sums import sum_by_slot, take_rows
 from rlx.spec import RunnerSpec
+
+CHUNK = 8192
+"""Tokens of the vocabulary per chunk."""
+
+
+def compute_token_logprobs(
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    temperatures: Tensor,
+    states: Tensor,
+    tokens: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """Computes log p(tokens[k] | states[k]) and the entropy H of every state, `CHUNK` by `CHUNK`,
+    with
+
+        z = (hidden · weightᵀ + bias) / temperature,    log p = z - logsumexp z,    H = -Σ p log p.
+
+    Args:
+        hidden: `[N, D]` last hidden states.
+        weight: `[V, D]` of the output layer.
+        bias: `[V]`, or None.
+        temperatures: `[N]`.
+        states: `[K]` indices of hidden states; one may be repeated.
+        tokens: `[K]` token ids.
+
+    Returns:
+        `[K]` and `[N]` float32, nats. Gradients flow to `hidden`, `weight` and `bias`.
+    """
+    made: tuple[Tensor, Tensor] = _TokenLogprobs.apply(  # type: ignore[no-untyped-call]
+        hidden, weight, bias, temperatures, states, tokens
+    )
+    return made
+
+
+class _TokenLogprobs(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        temperatures: Tensor,
+        states: Tensor,
+        tokens: Tensor,
+    ) -> tuple[Tensor, Tensor]:
+        count = len(hidden)
+        highest = torch.full((count,), -torch.inf, device=hidden.device)
+        total = torch.zeros(count, device=hidden.device)  # Σ exp(z - highest)
+        spread = torch.zeros_like(total)  # Σ exp(z - highest) · (z - highest)
+        chosen = torch.zeros(len(tokens), device=hidden.device)
+        for start, z in _iterate_logits(hidden, weight, bias, temperatures):
+            top = torch.maximum(highest, z.amax(dim=1))
+            fall = (highest - top).nan_to_num(nan=0.0, neginf=0.0)  # total is 0 where it was -inf
+            shrink = fall.exp()
+            spread = shrink * (spread + fall * total)
+            is_here, column = _locate_tokens(tokens, start, z)
+            chosen = torch.where(is_here, z[states, column], chosen)
+            z -= top[:, None]
+            weighted = z.exp()
+            total = shrink * total + weighted.sum(dim=1)
+            spread += weighted.mul_(z).sum(dim=1)
+            highest = top
+        log_total = total.log()
+        logsumexp, entropy = highest + log_total, log_total - spread / total
+        ctx.save_for_backward(
+            hidden, weight, bias, temperatures, states, tokens, logsumexp, entropy
+        )
+        ctx.set_materialize_grads(False)  # the entropy rarely has a gradient
+        return chosen - logsumexp[states], entropy
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+        """∂ log p(t) / ∂z = 1[t] - p and ∂H / ∂z = -p · (log p + H), by chunks."""
+        hidden, weight, bias, temperatures, states, tokens, logsumexp, entropy = ctx.saved_tensors
+        of_logprobs, of_entropy = gradients
+        to_hidden, to_weight, to_bias = ctx.needs_input_grad[:3]
+        if of_logprobs is None:
+            of_logprobs = torch.zeros(len(tokens), device=hidden.device)
+        each = sum_by_slot(of_logprobs, states, len(logsumexp))
+        d_hidden = torch.zeros(hidden.shape, device=hidden.device) if to_hidden else None
+        d_weight = torch.empty_like(weight) if to_weight else None
+        d_bias = torch.empty_like(bias) if to_bias else None
+        for start, z in _iterate_logits(hidden, weight, bias, temperatures):
+            part = slice(start, start + z.shape[1])
+            is_here, column = _locate_tokens(tokens, start, z)
+            z -= logsumexp[:, None]
+            if of_entropy is None:
+                gradient = z.exp_().mul_(-each[:, None])
+            else:
+                p = z.exp()
+                # -p · (each + of_entropy · (log p + H))
+                z.add_(entropy[:, None]).mul_(of_entropy[:, None]).add_(each[:, None])
+                gradient = p.mul_(z).neg_()
+            gradient.index_put_((states, column), of_logprobs * is_here, accumulate=True)
+            gradient = gradient.div_(temperatures[:, None]).to(weight.dtype)
+            if d_hidden is not None:
+                d_hidden += gradient @ weight[part]
+            if d_weight is not None:
+                d_weight[part] = gradient.t() @ hidden
+            if d_bias is not None:
+                d_bias[part] = gradient.sum(dim=0)
+        d_hidden = None if d_hidden is None else d_hidden.to(hidden.dtype)
+        return d_hidden, d_weight, d_bias, None, None, None
+
+
+def _iterate_logits(
+    hidden: Tensor, weight: Tensor, bias: Tensor | None, temperatures: Tensor
+) -> Iterator[tuple[int, Tensor]]:
+    """Yields the first token of every chunk, and its `[N, CHUNK]` float32 logits, to be changed."""
+    for start in range(0, len(weight), CHUNK):
+        part = slice(start, start + CHUNK)
+        logits = functional.linear(hidden, weight[part], None if bias is None else bias[part])
+        yield start, logits / temperatures[:, None]  # float32, as the temperatures are
+
+
+def _locate_tokens(tokens: Tensor, start: int, z: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns which tokens are in a chunk, and a valid column of it for each."""
+    column = tokens - start
+    return (column >= 0) & (column < z.shape[1]), column.clamp(0, z.shape[1] - 1)
 
 
 class PackedModule(nn.Module, ABC):
@@ -224,12 +344,9 @@ class _ValueHead(nn.Module):
 
 
 AnyModule = TypeVar("AnyModule", bound=PackedModule)
-
-
 WHOLE_LOGITS = 2 << 30
 """Logits of a micro-batch with more bytes than this in float32 are computed by chunks of the
 vocabulary. Several tensors of that size are alive at once."""
-
 FORMS: dict[str, tuple[ForwardForm, ...]] = {
     "cuda": (FlexForm(), GroupedForm(), CachedForm(), PlainForm()),
     "cpu": (GroupedForm(), CachedForm(), PlainForm()),

@@ -319,10 +319,9 @@ class RankMicroBatches:
 
     Args:
         batch: all rows of the step, the same on every rank.
-        want: `[B, T]` bool, tokens to compute; never the first of a row.
         limit: packed tokens per micro-batch; a longer row is a micro-batch of its own.
         merge: whether rows share prefixes; if not, padding counts as tokens.
-        branches: continuations of rows whose tokens are wanted as well.
+        want, branches: as of `pack_rows`.
 
     Attributes:
         computed_tokens: packed tokens of all ranks, without padding; 0 if nothing is wanted.
@@ -372,15 +371,8 @@ class RankMicroBatches:
 
     @torch.no_grad()
     def gather_token_values(self, ask: Callable[[PackedBatch], Tensor]) -> Tensor:
-        """Computes a value for every wanted token on all ranks, and gathers them on every rank.
-
-        Args:
-            ask: returns `[M]` values for the `M` targets of a micro-batch; called equally often on
-                every rank.
-
-        Returns:
-            `[B, T]` float32 on the CPU, 0 where nothing is wanted.
-        """
+        """Computes a value for every wanted token on all ranks, by a function that gives the `[M]`
+        values of a micro-batch; returns on every rank `[B, T]` float32 on the CPU, 0 elsewhere."""
         result = torch.zeros(self._shape)
         for packed in self:
             result[packed.rows, packed.columns] = ask(packed).float().cpu()

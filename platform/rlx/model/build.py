@@ -101,9 +101,7 @@ def build_policy(
     share the memory of the files. Others are rounded once.
 
     Args:
-        seed: seed of a tiny model's random weights.
-        tokenizer: folder of a tiny model's tokenizer, as for `load_vocabulary`.
-        dtype: of the parameters.
+        seed, tokenizer: of a tiny model; the folder is as for `load_vocabulary`.
 
     Raises:
         SpecError: a pretrained model is of a kind that rlx cannot train.

@@ -660,13 +660,8 @@ def _iterate_environment_turns(
 
 @dataclass(slots=True)
 class _ScriptedPlayer:
-    """What a player has read and written in a demonstration.
-
-    Attributes:
-        opening: the tokens that it read before its next turn.
-        turns: its turns so far; the tokens of the last are `last_turn`.
-        observations: what it read between them.
-    """
+    """What a player has read and written in a demonstration: `opening` is what it read before its
+    next turn, `observations` what it read between its turns."""
 
     opening: tuple[int, ...] = ()
     turns: list[str] = field(default_factory=list)

@@ -1,10 +1,9 @@
 """One look at an experiment before it runs: what is wrong with it, what it learns, what it costs.
 
-* `checks` reads a file and reports every error in it, without importing torch; `plugin_checks`
-  and `texts` are about plugins, estimators and texts, `machine` about this machine.
-* `synthetic_step` runs synthetic rollouts (`synthetic_responses`) through the experiment's own
-  rewards, loss mask, placement, estimator and loss weights; `rehearsal_checks` does so for every
-  phase, and says what that shows.
+* `checks` reads a file and reports every error in it, without importing torch; `texts` is about
+  what the model is shown, `machine` about this machine.
+* `trial` runs synthetic rollouts through a phase's own rewards, loss mask, placement, estimator
+  and loss weights; `rehearsal_checks` does so for every phase, and says what that shows.
 * `memory` estimates what a step needs.
 * `row_accounts` are rows token by token, of a synthetic or a stored step; `report` collects what
   a plan shows, `tables` prints it.

@@ -3,7 +3,7 @@ from .machine import inspect_machine, run_preflight_checks
 from .memory import count_reference_parameters, load_model_shape
 from .rehearsal_checks import run_rehearsal_checks
 from .report import PhaseReport, PlanReport, build_plan, convert_to_json, select_example_rows
-from .row_accounts import RowAccount, load_phase_spec, load_run_speech, stored_accounts
+from .row_accounts import RowAccount, build_row_accounts
 from .tables import show_plan, show_rows
 from .texts import find_missing_parts, require_showable_texts
 
@@ -12,6 +12,7 @@ __all__ = [
     "PlanReport",
     "RowAccount",
     "build_plan",
+    "build_row_accounts",
     "check_file",
     "check_read_spec",
     "convert_to_json",
@@ -19,8 +20,6 @@ __all__ = [
     "find_missing_parts",
     "inspect_machine",
     "load_model_shape",
-    "load_phase_spec",
-    "load_run_speech",
     "read_spec",
     "require_showable_texts",
     "run_preflight_checks",
@@ -28,6 +27,5 @@ __all__ = [
     "select_example_rows",
     "show_plan",
     "show_rows",
-    "stored_accounts",
     "validate_document",
 ]

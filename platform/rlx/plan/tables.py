@@ -15,35 +15,20 @@ from rlx.plan.row_accounts import RewardAccount, RowAccount
 from rlx.text import escape_unprintable, pluralize_noun
 
 _SIGNS = str.maketrans({"\n": "⏎", "\t": "⇥", " ": "␣"})
-_NEGATIVE = ("red", "bold red", "bold white on red")
-_POSITIVE = ("blue", "bold blue", "bold white on blue")
 _SHOWN_PROMPT = 400
 """Characters of a prompt to show."""
 
 
-def show_plan(
-    report: PlanReport,
-    row_numbers: Sequence[Sequence[int]],
-    console: Console,
-    *,
-    full: bool = True,
-) -> None:
-    """Prints a plan, its verdict first.
-
-    Args:
-        row_numbers: for every phase, the numbers of the rows to print token by token.
-        full: print what follows the verdict too: rows, groups, tokens and memory.
-    """
+def show_plan(report: PlanReport, console: Console, *, full: bool) -> None:
+    """Prints a plan, its verdict first; a `full` one with rows, groups, tokens and memory."""
     rest = f"  {escape_unprintable(report.file)}  spec {report.digest}, seed {report.seed}"
     console.print(Text.assemble((escape_unprintable(report.name), "bold"), rest))
     console.print(_build_verdict(report))
     for note in report.notes:
         console.print(Text(f"placeholder: {escape_unprintable(note)}", "yellow"))
-    if not full:
-        return
-    for phase, rows in zip(report.phases, row_numbers, strict=True):
+    for phase in report.phases if full else ():
         console.print()
-        _show_phase(phase, rows, console)
+        _show_phase(phase, console)
 
 
 def _build_verdict(report: PlanReport) -> Table:
@@ -95,7 +80,7 @@ def _join_names(phase: PhaseReport) -> str:
     return ", ".join(map(escape_unprintable, phase.names))
 
 
-def _show_phase(phase: PhaseReport, row_numbers: Sequence[int], console: Console) -> None:
+def _show_phase(phase: PhaseReport, console: Console) -> None:
     steps = "1 step" if phase.steps == 1 else f"{phase.steps} steps"
     title = f"phase {_join_names(phase)}  {steps}  {phase.schedule}  estimator {phase.estimator}"
     console.print(Text(title, "bold underline"))
@@ -103,23 +88,19 @@ def _show_phase(phase: PhaseReport, row_numbers: Sequence[int], console: Console
         console.print(Text(f"no credit assigned: {escape_unprintable(phase.stopped)}", "bold red"))
     else:
         console.print(Text(f"synthetic: {', '.join(phase.made_up)}; all else is real", "dim"))
-        show_rows(phase.rows, row_numbers, console)
-        if (more := len(phase.rows) - len(row_numbers)) > 0:
-            console.print(Text(f"{more} more rows: --row N, or --rows all", "dim"))
-        _show_groups(phase, row_numbers, console)
+        show_rows(phase.rows, phase.shown, console)
+        if (more := len(phase.rows) - len(phase.shown)) > 0:
+            console.print(Text(f"{more} more rows: --json", "dim"))
+        _show_groups(phase, console)
     _show_budgets(phase, console)
 
 
 # Rows --------------------------------------------------------------------------------------------
 def show_rows(rows: Sequence[RowAccount], row_numbers: Sequence[int], console: Console) -> None:
-    """Prints rows token by token; colours are relative to all `rows` of the same level."""
+    """Prints rows token by token."""
     by_number = {row.row: row for row in rows}
-    largest = dict.fromkeys((row.level for row in rows), 0.0)
-    for row in rows:
-        largest[row.level] = max([largest[row.level], *(abs(t.advantage) for t in row.tokens)])
     tree = None
-    for number in row_numbers:
-        row = by_number[number]
+    for row in (by_number[number] for number in row_numbers):
         if row.tree != tree and row.context:
             prompt = row.context[0]
             text = Text.assemble("\n", (f"prompt {row.tree}", "bold"))
@@ -130,7 +111,7 @@ def show_rows(rows: Sequence[RowAccount], row_numbers: Sequence[int], console: C
         tree = row.tree
         console.print()
         console.print(_render_headline(row))
-        console.print(_build_token_table(row, largest[row.level]))
+        console.print(_build_token_table(row))
 
 
 def _render_headline(row: RowAccount) -> Text:
@@ -167,31 +148,26 @@ def _render_reward_line(reward: RewardAccount, before: str) -> Text:
     return text
 
 
-def _get_style(advantage: float, largest: float = 0.0) -> str:
-    """Blue above 0 and red below, the stronger the nearer to the largest; 0: it is unknown."""
-    if not advantage:
-        return ""
-    level = min(2, int(3 * abs(advantage) / largest * 0.999)) if largest else 1
-    return (_POSITIVE if advantage > 0 else _NEGATIVE)[level]
+def _get_style(advantage: float) -> str:
+    return ("bold blue" if advantage > 0 else "bold red") if advantage else ""
 
 
-def _build_token_table(row: RowAccount, largest: float) -> Table:
-    fields = [("KL", "kl")]
+def _build_token_table(row: RowAccount) -> Table:
+    fields = {"KL": "kl"}
     if row.tokens and row.tokens[0].value is not None:
-        fields += [("value", "value"), ("return", "target")]
-    optional = [
-        (head, field)
-        for head, field in fields
-        if any(getattr(t, field) is not None for t in row.tokens)
-    ]
+        fields |= {"value": "value", "return": "target"}
+    there = {
+        field for field in fields.values() for t in row.tokens if getattr(t, field) is not None
+    }
+    optional = {head: field for head, field in fields.items() if field in there}
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, header_style="dim", padding=(0, 1, 0, 0))
     table.add_column("#", justify="right", style="dim")
     table.add_column("turn", justify="right", style="dim")
     table.add_column("token", no_wrap=True, overflow="ellipsis", min_width=6)
-    for head in ("rewards", *(head for head, _ in optional), "reward", "advantage", "weight"):
+    for head in ("rewards", *optional, "reward", "advantage", "weight"):
         table.add_column(head, justify="right")
     for line in row.tokens:
-        style = _get_style(line.advantage, largest)
+        style = _get_style(line.advantage)
         turn = "env" if line.author == "environment" else ""
         placed = (f"{escape_unprintable(name)} {v:+.3g}" for name, v in line.placed.items())
         table.add_row(
@@ -199,7 +175,7 @@ def _build_token_table(row: RowAccount, largest: float) -> Table:
             turn if line.turn is None else str(line.turn),
             Text(escape_unprintable(line.text.translate(_SIGNS)), style),
             ", ".join(placed),
-            *(_format_number(getattr(line, field)) for _, field in optional),
+            *(_format_number(getattr(line, field)) for field in optional.values()),
             _format_number(line.reward),
             Text(f"{line.advantage:+.3f}" if line.learns else "·", style),
             f"{line.weight:.2g}" if line.weight else "·",
@@ -230,8 +206,8 @@ def _build_summary_table(title: str, *heads: str) -> Table:
     return table
 
 
-def _show_groups(phase: PhaseReport, row_numbers: Sequence[int], console: Console) -> None:
-    trees = {row.tree for row in phase.rows if row.row in row_numbers}
+def _show_groups(phase: PhaseReport, console: Console) -> None:
+    trees = {row.tree for row in phase.rows if row.row in phase.shown}
     table = _build_summary_table("groups", "group", "size", "scores", "mean", "σ", "advantages")
     for group in (g for g in phase.groups if g.tree in trees):
         below = f"prompt {group.tree}" if group.parent is None else f"row {group.parent}"

@@ -65,11 +65,7 @@ def check_texts(
 
 
 def require_showable_texts(read: LoadedSpec, plugins: ExperimentPlugins) -> None:
-    """Refuses an experiment whose first problems its tiny model cannot be shown.
-
-    Raises:
-        InvalidSpec: lists what cannot be shown.
-    """
+    """Raises InvalidSpec for an experiment whose first problems its tiny model cannot be shown."""
     found = check_texts(read.spec, plugins, thorough=False)
     if faults := [fault for fault in found if fault.kind != "machine"]:
         raise read.document.build_refusal(faults)
@@ -102,18 +98,17 @@ def find_missing_parts(read: LoadedSpec, plugins: ExperimentPlugins) -> Iterator
 def _check_data(spec: ExperimentSpec, task: Plugin) -> Iterator[Diagnostic]:
     if not isinstance(task, Task):
         return
-    missing: Exception | None = None
-    with suppress(Exception), show_plugin_output(spec.task.plugin):  # of others: reported elsewhere
-        try:
+    try:
+        with show_plugin_output(spec.task.plugin):
             task.problem("train", 0, derive_seed(spec.seed, "train"))
-        except (OSError, ImportError) as error:
-            missing = error
-    if missing is not None:
+    except (OSError, ImportError) as error:
         yield build_warning(
             ("task",),
-            f"task: its data are not on this machine: {summarize_error(missing)}",
+            f"task: its data are not on this machine: {summarize_error(error)}",
             "`rlx submit` needs them, and they were not checked",
         )
+    except Exception:  # noqa: BLE001  (reported elsewhere)
+        pass
 
 
 def _find_faults(
@@ -121,17 +116,17 @@ def _find_faults(
 ) -> Iterator[Diagnostic]:
     yield from _check_span_names(spec, plugins.task)
     most = _CHECKED_BY_SUBMIT if thorough else _CHECKED_BY_VALIDATE
+    bound = None if thorough else most
     yield from _check_right_answers(spec, plugins, most)
     if isinstance(spec.model, TinyModelSpec):
         sources = list_text_sources(spec, plugins)
         # A tokenizer that was chosen by few texts may be another.
-        for sample in (most, _CHECKED_BY_SUBMIT):
+        for sample in sorted({most, _CHECKED_BY_SUBMIT}):
             dialogue = build_vocabulary_dialogue(choose_vocabulary(spec, plugins, sample))
-            longest = spec.model.max_position
-            found = list(find_text_faults(sources, dialogue, longest, None if thorough else most))
-            if not found or sample == _CHECKED_BY_SUBMIT:
-                yield from found
+            found = list(find_text_faults(sources, dialogue, spec.model.max_position, bound))
+            if not found:
                 return
+        yield from found
     elif thorough or (isinstance(spec.rollout, EnvironmentRolloutSpec) and spec.rollout.tools):
         from rlx.model import find_local_context_length, load_local_dialogue
 
@@ -139,7 +134,7 @@ def _find_faults(
         if pretrained is not None:
             longest = find_local_context_length(spec.model)
             sources = list_text_sources(spec, plugins)
-            yield from find_text_faults(sources, pretrained, longest, None if thorough else most)
+            yield from find_text_faults(sources, pretrained, longest, bound)
 
 
 def _check_right_answers(
@@ -159,12 +154,8 @@ def _check_right_answers(
         for task in (plugins.task, *plugins.variants.values()):  # `check` reports what is missing
             problems += _list_problems(cast(Task, task), spec.seed, most)
     for path, reward in rewards:
-        faults = [
-            (where, problem, why)
-            for where, problem in problems
-            if (why := _find_problem_fault(reward, problem))
-        ]
-        if faults:
+        checked = ((at, problem, _find_problem_fault(reward, problem)) for at, problem in problems)
+        if faults := [one for one in checked if one[-1]]:
             where, problem, why = faults[0]
             text = problem.prompt if len(problem.prompt) < 60 else f"{problem.prompt[:60]}…"
             more = f"; so are {len(faults)} of {len(problems)} problems" if len(faults) > 1 else ""
@@ -230,14 +221,14 @@ def _check_span_names(spec: ExperimentSpec, task: Plugin) -> Iterator[Diagnostic
 
 def find_data_cautions(spec: ExperimentSpec, plugins: ExperimentPlugins) -> Iterator[Diagnostic]:
     """Yields warnings about what a policy is shown and measured by, if the data are here."""
+    starts, seed = spec.model.warm_start is not None, spec.seed
     worked: list[Problem] = []
     held_out: list[Problem] = []
     with suppress(OSError, ImportError, ValueError), show_plugin_output(spec.task.plugin):
-        held_out = _list_first_pass(plugins.task, "test", derive_seed(spec.seed, "held out"))
-        if spec.model.warm_start is not None:
-            seed = derive_seed(spec.seed, "warm start")
-            worked = _list_first_pass(plugins.demonstrations, "train", seed)
-    starts = spec.model.warm_start is not None
+        held_out = _list_first_pass(plugins.task, "test", derive_seed(seed, "held out"))
+        if starts:
+            lessons = derive_seed(seed, "warm start")
+            worked = _list_first_pass(plugins.demonstrations, "train", lessons)
     for level, tags in _list_worked_tags(spec, plugins.demonstrations) if starts else ():
         missing = [span for span in level.turn.spans if span not in tags]
         if missing and set(tags) - set(level.turn.spans):
@@ -281,12 +272,11 @@ def _build_task_fault(error: Exception) -> Diagnostic:
     why = summarize_error(error)
     if why.startswith(_OF_ENVIRONMENT):
         message = why.removeprefix(_OF_ENVIRONMENT)
-        return Diagnostic(kind="plugin", message=message, path=("rollout", "environment"))
+        return build_error(("rollout", "environment"), message, kind="plugin")
     if isinstance(error, RlxError):
         path: KeyPath = ("model", "tokenizer") if "tokenizer" in why else ("task",)
-        message = why.removeprefix("model.tokenizer: ")
-        return Diagnostic(kind="machine", message=message, path=path)
+        return build_error(path, why.removeprefix("model.tokenizer: "), kind="machine")
     if isinstance(error, ValueError):
-        return Diagnostic(kind="value", message=why, path=("task",))
+        return build_error(("task",), why, kind="value")
     message = f"task: its first problems cannot be made: {type(error).__name__}: {why}"
-    return Diagnostic(kind="plugin", message=message, path=("task",))
+    return build_error(("task",), message, kind="plugin")

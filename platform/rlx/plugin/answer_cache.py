@@ -1,7 +1,4 @@
-"""What servers answered to rewards: kept with a run, so that nobody is asked the same twice.
-
-Each answer is in the file before it is used: a resumed run asks only for what was still under way.
-"""
+"""What servers answered to rewards: kept with a run, so that nobody is asked the same twice."""
 
 import hashlib
 import json
@@ -23,11 +20,8 @@ _BUSY_SECONDS = 60.0
 
 
 class AnswerFile:
-    """Answers by the content of their requests, in a SQLite file.
-
-    Args:
-        path: it is written to; the other files of its folder are read as well.
-    """
+    """Answers by the content of their requests, in a SQLite file; the other files of its folder
+    are read as well."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -44,7 +38,6 @@ class AnswerFile:
         return connection
 
     def find(self, request: str) -> Answer | None:
-        """The answer to a request; None if there is none yet."""
         for file in self._files:
             row = file.execute("SELECT answer FROM answers WHERE request = ?", (request,))
             if (found := row.fetchone()) is not None:
@@ -53,13 +46,11 @@ class AnswerFile:
         return None
 
     def keep(self, request: str, answer: Answer) -> None:
-        """Writes an answer."""
         self._files[0].execute(
             "INSERT OR IGNORE INTO answers VALUES (?, ?)", (request, json.dumps(answer))
         )
 
     def close(self) -> None:
-        """Closes the files."""
         for file in self._files:
             file.close()
 
@@ -100,8 +91,6 @@ def _open_answer_file() -> AnswerFile | None:
 
 @dataclass(slots=True)
 class _Question:
-    """A request that is under way, and how many calls wait for its answer."""
-
     answer: "asyncio.Future[Answer]"
     waiting: int = 0
 
@@ -113,14 +102,19 @@ _under_way: dict[tuple[int, str], _Question] = {}
 async def recall(request: Mapping[str, Any], ask: Callable[[], Awaitable[Answer]]) -> Answer:
     """Returns what was answered to this request in this run, or asks and keeps the answer.
 
-    Calls with the same request that are under way at the same time ask once.
+    Calls with the same request at the same time ask once.
 
     Args:
-        request: plain JSON values that say everything on which the answer depends. Without
-            passwords: only a digest of it is stored, but what it says is for others to read.
-        ask: asks, and returns plain JSON values; what it raises is not kept.
+        request: plain JSON values that say everything on which the answer depends.
+        ask: returns plain JSON values; what it raises is not kept.
     """
     import asyncio
+
+    async def ask_and_keep() -> Answer:
+        answer = await ask()
+        if (file := _open_answer_file()) is not None:
+            file.keep(digest, answer)
+        return answer
 
     text = json.dumps(request, sort_keys=True, ensure_ascii=True, allow_nan=False)
     digest = hashlib.sha256(text.encode("ascii")).hexdigest()
@@ -129,7 +123,7 @@ async def recall(request: Mapping[str, Any], ask: Callable[[], Awaitable[Answer]
         return known
     key = (id(asyncio.get_running_loop()), digest)
     if key not in _under_way:
-        _under_way[key] = _Question(asyncio.ensure_future(_ask_and_keep(digest, ask)))
+        _under_way[key] = _Question(asyncio.ensure_future(ask_and_keep()))
     question = _under_way[key]
     question.waiting += 1
     try:
@@ -139,10 +133,3 @@ async def recall(request: Mapping[str, Any], ask: Callable[[], Awaitable[Answer]
         if not question.waiting:
             question.answer.cancel()  # without effect if it is there
             _under_way.pop(key, None)
-
-
-async def _ask_and_keep(digest: str, ask: Callable[[], Awaitable[Answer]]) -> Answer:
-    answer = await ask()
-    if (file := _open_answer_file()) is not None:
-        file.keep(digest, answer)
-    return answer

@@ -48,8 +48,7 @@ class Plugin(BaseModel):
     """Extra streams that this plugin reads, such as `values` or `reference_logprobs`."""
     nested: ClassVar[Mapping[str, str]] = {}
     """Options of type `Mapping[str, Use]` and the kind of plugin they hold, such as
-    `{"sources": "reward"}`; `inner` returns those plugins, built and validated.
-    """
+    `{"sources": "reward"}`; `inner` returns those plugins."""
 
     _inner: dict[str, Mapping[str, "Plugin"]] = PrivateAttr(default_factory=dict)
 
@@ -64,12 +63,10 @@ class Plugin(BaseModel):
         return holder
 
     def check(self) -> None:
-        """Checks that everything this plugin reads, such as its data files, is present and valid.
-
-        `rlx submit` calls it before recording anything. Plugins with files or packages override it.
+        """Checks the files and packages that this plugin reads, before anything is recorded.
 
         Raises:
-            OSError, ImportError: a file or a package is missing on this machine.
+            OSError, ImportError: one is missing on this machine.
             ValueError: the data do not match the options.
         """
         for plugins in self._inner.values():
@@ -95,8 +92,7 @@ class Use(BaseModel):
 
 def expand_path(path: str | Path) -> Path:
     """Returns a path with `~` or `~USER` at its start replaced by that user's home folder, if there
-    is such a user. YAML keeps the path as it is written, so that it means the same for everyone.
-    """
+    is such a user."""
     return Path(os.path.expanduser(path))  # noqa: PTH111  (the method raises for unknown users)
 
 
@@ -112,9 +108,6 @@ class PluginSection(Generic[_Model]):
     validates.
 
     Attributes:
-        base: class of every model of the section.
-        group: entry-point group.
-        kind: kind of plugin, for messages.
         key: YAML key of the name; a `Literal` field of each model.
         shipped: models that rlx ships. They also are entry points; their names cannot be taken.
         default: name if the YAML gives none; "" if it must.
@@ -178,12 +171,8 @@ class PluginSection(Generic[_Model]):
     def validate_section(self, value: Any, *, as_json: bool = False) -> _Model:
         """Validates a section, plain values or a model that is valid already, by its model.
 
-        Args:
-            as_json: whether the values come from JSON, which has lists for tuples; strict.
-
-        Raises:
-            ValidationError: the model refuses the values.
-            PydanticKnownError, PydanticCustomError: as `find_model`.
+        Raises what `find_model` does, and ValidationError. `as_json` is strict but for lists, which
+        JSON has for tuples.
         """
         if isinstance(value, self.base):
             return value
@@ -219,7 +208,11 @@ class PluginSection(Generic[_Model]):
                 definition["required"] = list(dict.fromkeys([self.key, *required]))
         if not self.allows_name:
             return written
-        alone = [name for name, model in models.items() if not _list_required_fields(model)]
+        alone = [
+            name
+            for name, model in models.items()
+            if not any(field.is_required() for field in model.model_fields.values())
+        ]
         return {"anyOf": [{"enum": alone, "type": "string"}, written]}
 
     @property
@@ -227,7 +220,6 @@ class PluginSection(Generic[_Model]):
         return tuple(entry_points(group=self.group))
 
     def _find_models(self, names: Iterable[str]) -> dict[str, type[_Model]]:
-        """Returns the shipped models and those of other names, without those that are at fault."""
         models = dict(self.shipped)
         for name in names:  # where one is at fault, an experiment that names it says why
             if (model := self.get_model({self.key: name})) is not None:
@@ -260,10 +252,6 @@ class PluginSection(Generic[_Model]):
         return PydanticCustomError(PLUGIN_FAULT, "{message}", {"message": message + origin})
 
 
-def _list_required_fields(model: type[Plugin]) -> list[str]:
-    return [name for name, field in model.model_fields.items() if field.is_required()]
-
-
 Reading = Literal["scores", "turns", "token_rewards"]
 
 
@@ -272,8 +260,8 @@ class Estimator(Plugin):
 
     Attributes:
         implementation: "module:function". Called as `f(inputs, options)` with the
-            `rlx.credit.CreditInputs` and this object; without a parameter `options`, with each
-            option by its name. Returns `[B, T]` or a `rlx.credit.Credit`.
+            `rlx.credit.CreditInputs` and this object, or with each option by its name. Returns
+            `[B, T]` or a `rlx.credit.Credit`.
         reads: the rewards that it uses: "scores" (one per row, see `total_scores`), "turns"
             (the named rewards), or "token_rewards" (as placed, KL included).
     """
@@ -303,8 +291,8 @@ class Mask(Plugin):
 
     Attributes:
         implementation: "module:function". Called as `f(batch, options)` with the
-            `rlx.batch.TokenBatch` and this object; without a parameter `options`, with each option
-            by its name. Returns bool `[B, T]`.
+            `rlx.batch.TokenBatch` and this object, or with each option by its name. Returns bool
+            `[B, T]`.
         beyond_own: whether tokens that the policy did not write may learn.
     """
 
@@ -320,9 +308,8 @@ class Placement(Plugin):
     """Options of a placement: which tokens receive the rewards of turns and rollouts.
 
     Attributes:
-        implementation: "module:function". Called as `f(inputs, options)` with the
-            `rlx.credit.CreditInputs` and this object; without a parameter `options`, with each
-            option by its name. Returns the rewards on tokens, `[B, T]`.
+        implementation: "module:function", called as that of an estimator. Returns the rewards on
+            tokens, `[B, T]`.
         turn_reduce: whether the rewards of turns are summed or averaged, unless the YAML says.
         needs_turn_tokens: whether a turn's reward lies on tokens of that turn. If so, that of a
             turn without tokens is dropped or moved, as `on_missing_turn` says.
@@ -350,11 +337,7 @@ class LauncherPlugin(StrictModel, Plugin):
     kind: str
 
     def check_ranks(self, ranks: int) -> None:
-        """Checks that the launcher can place this number of ranks.
-
-        Raises:
-            ValueError: it cannot.
-        """
+        """Raises ValueError if the launcher cannot place this number of ranks."""
 
 
 class SamplerPlugin(StrictModel, Plugin):
@@ -383,7 +366,6 @@ class SamplerPlugin(StrictModel, Plugin):
 
     @property
     def needs_gpu(self) -> bool:
-        """Whether these settings require a GPU."""
         return False
 
     def for_length(self, tokens: int) -> Self:

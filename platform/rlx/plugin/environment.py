@@ -17,17 +17,13 @@ FAILED = "failed"
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """A call of a tool, as it was read in a turn of the policy. It is model output and untrusted.
-
-    Attributes:
-        name: the tool's name; "" if none could be read.
-        arguments: by name.
-        fault: why what was written is no call; "" if it is one.
-    """
+    """A call of a tool, as it was read in a turn of the policy: untrusted model output."""
 
     name: str
+    """"" if none could be read."""
     arguments: Mapping[str, Any] = field(default_factory=dict)
     fault: str = ""
+    """Why what was written is no call; "" if it is one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,9 +31,8 @@ class Action:
     """One turn of the policy, as an environment sees it. Its text is model output and untrusted.
 
     Attributes:
-        text: text of this turn only.
         spans: content of each named span that was found.
-        number: number of the turn in its rollout, from 1.
+        number: from 1.
         turns_left: regular turns that may follow this one.
         forced: this is the forced answer turn, after the last regular one.
         finish_reason: "stop", or "length" when the token budget ran out.
@@ -61,9 +56,8 @@ class Reply:
     """What a stateful environment answers to an action.
 
     Attributes:
-        kind: kind of the turn: one of the environment's `kinds`.
+        kind: one of the environment's `kinds`.
         observation: text shown to the policy before its next turn.
-        done: whether the rollout has ended.
         info: plain JSON about the turn, recorded with it; rewards read it as `Sample.info`. Its
             booleans, numbers and short words are aggregated over a step's turns.
         anchor: a name for the state in which the next turn begins; turns of one prompt that begin
@@ -106,12 +100,11 @@ class Episode:
     Attributes:
         name: what it shows, such as "gold" or "out of patience"; unique within an environment.
         problem: the task's record, or as much of it as `reset` reads.
-        turns: the policy's turns.
         kinds: the promised kind of each turn.
         done: whether the last turn ends the rollout; no other turn does.
         observations: the promised observation after each turn; empty to promise none.
         spans: tags whose contents `Action.spans` holds.
-        options: options of the plugin, as in YAML.
+        options: of the plugin, as in YAML.
         self_play: whether the turns are those of both players, each of the player whose turn it is.
     """
 
@@ -135,7 +128,6 @@ class Environment(Plugin, ABC):
 
     Attributes:
         kinds: every kind of turn that `step` may report; `rewards.turn.NAME.turn` names one.
-        examples: example rollouts with promised results.
         repeats: name of the `info` value that is true for a turn that repeats an earlier one; ""
             for none. A policy that repeats itself until no turn is left raises an alarm.
         self_play: whether `step` takes the turns of two players, by `Action.player`, and says whose
@@ -152,32 +144,21 @@ class Environment(Plugin, ABC):
 
     @abstractmethod
     def reset(self, problem: Mapping[str, Any], seed: int) -> Any:
-        """Returns the initial state of a rollout.
-
-        Args:
-            problem: the task's record, `Problem.fields`.
-            seed: of this rollout.
-        """
+        """Returns the initial state of a rollout; `problem` is the task's `Problem.fields`."""
 
     @abstractmethod
     def step(self, state: Any, action: Action) -> Step:
         """Answers one turn."""
 
     def release(self, state: Any) -> None:
-        """Frees what the last state of a rollout stands for; a state of plain values needs
-        nothing."""
+        """Frees what the last state of a rollout stands for, if it is more than plain values."""
         return
 
 
 @dataclass(frozen=True, slots=True)
 class SessionState:
-    """A moment of a live session, as rlx keeps it between turns: all that led to it.
-
-    Attributes:
-        problem, seed: the arguments of `open`.
-        actions: all turns so far.
-        session: names the session within the process that holds it.
-    """
+    """A moment of a live session, as rlx keeps it between turns: all that led to it. `session` is
+    its name within the process that holds it."""
 
     problem: Mapping[str, Any]
     seed: int
@@ -187,7 +168,7 @@ class SessionState:
 
 @dataclass(slots=True)
 class _Session:
-    """A game of this process, with the state of Python's random generator after its last call."""
+    """A game of this process; `generator` is Python's random state after its last call."""
 
     environment: "StatefulEnvironment"
     game: Any
@@ -216,12 +197,10 @@ _sessions: dict[str, _Session] = {}
 
 
 def has_sessions() -> bool:
-    """Whether live sessions are open in this process."""
     return bool(_sessions)
 
 
 def close_sessions() -> None:
-    """Closes all live sessions of this process, whichever of them cannot be closed."""
     while _sessions:
         _, session = _sessions.popitem()
         try:
@@ -264,17 +243,13 @@ class StatefulEnvironment(Environment):
         return
 
     def reset(self, problem: Mapping[str, Any], seed: int) -> SessionState:
-        """Opens a session."""
         state = SessionState(dict(problem), seed, (), secrets.token_hex(8))
         _sessions[state.session] = self._open(problem, seed)
         return state
 
     def step(self, state: SessionState, action: Action) -> Step:
-        """Plays one turn, and closes the session if that ends the episode.
-
-        Raises:
-            SessionLostError: the session is not at this moment, and cannot be replayed.
-        """
+        """Plays one turn, and closes the session if that ends the episode; raises SessionLostError
+        if the session is not at this moment and cannot be replayed."""
         name, session = state.session, _sessions.pop(state.session, None)
         if session is None:
             session = self._replay(state)
@@ -292,7 +267,6 @@ class StatefulEnvironment(Environment):
         return Step(**{**replied, "state": after, "done": done})
 
     def release(self, state: SessionState) -> None:
-        """Closes the session, if this process has it."""
         if (session := _sessions.pop(state.session, None)) is not None:
             session.close()
 

@@ -28,8 +28,8 @@ class Sample:
     Attributes:
         id: unique within the step.
         problem: the task's record, `Problem.fields`.
-        turn: kind of turn: "answer", "confidence", ...
-        number: position of the turn in its rollout, from 1.
+        turn: its kind: "answer", "confidence", ...
+        number: from 1, in its rollout.
         response: text of this turn only, without the prompt.
         spans: content of each named span that was found, such as `{"answer": "3 + 4"}`.
         n_tokens: tokens that the policy wrote in this turn.
@@ -63,7 +63,7 @@ class Score:
 
     Attributes:
         value: a finite number.
-        reason: why the value is what it is, if that needs explaining ("unparsable", "format").
+        reason: why the value is what it is, such as "unparsable".
         parts: additional named figures to record; never summed.
     """
 
@@ -109,10 +109,7 @@ class RewardPlugin(Protocol):
     scope: ClassVar[Scope]
 
     def score(self, sample: Any) -> Any:
-        """Scores one `Sample` (scope "sample"), or a list of them with a list of verdicts.
-
-        It may be `async`.
-        """
+        """Scores one `Sample` (scope "sample"), or a list of them; may be `async`."""
         ...
 
 
@@ -129,7 +126,6 @@ class Reward(Plugin):
             score` on one for each call. Each call has its own deadline.
         max_cost: a run that has recalled answers (`rlx.plugin.recall`) whose `cost` sums up to
             this much ends after the step, with a checkpoint; None for no limit.
-        examples: example inputs with promised verdicts.
     """
 
     scope: ClassVar[Scope] = "sample"
@@ -139,15 +135,10 @@ class Reward(Plugin):
     examples: ClassVar[tuple[Example, ...]] = ()
 
     def check_problem(self, problem: Mapping[str, Any]) -> None:
-        """Checks that a problem's fields hold what the reward compares with, such as an answer.
-
-        Raises:
-            ValueError: they do not; the message says which.
-        """
+        """Raises ValueError if a problem lacks what the reward compares with, such as an answer."""
 
     def spans_read(self) -> Sequence[str]:
-        """Names of the spans without which it pays nothing: `rlx validate` requires them of its
-        turn."""
+        """Names of the spans without which it pays nothing, required of its turn."""
         return ()
 
     def value_range(self) -> tuple[float, float] | None:

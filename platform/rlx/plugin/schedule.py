@@ -39,12 +39,8 @@ class TurnSpec(StrictModel):
 class TurnLevel:
     """`count` turns of one kind below every turn of the previous level.
 
-    Attributes:
-        kind: kind of turn.
-        count: number of samples.
-        turn: how they are sampled.
-        at: where `turn` stands in the `rollout:` section, such as `("levels", 1)`.
-        counted_at: where `count` stands.
+    `at` is where `turn` stands in the `rollout:` section, such as `("levels", 1)`, and `counted_at`
+    where `count` does.
     """
 
     kind: str
@@ -60,15 +56,11 @@ class TurnLevel:
 
     @property
     def count_key(self) -> str:
-        """Key path of the number of samples."""
         return ".".join(map(str, ("rollout", *self.counted_at)))
 
 
 def find_answer_level(kinds: Sequence[str]) -> int:
-    """Number, from 0, of the level whose turns answer the problem.
-
-    It is the one of kind `answer`, or else the first.
-    """
+    """Number, from 0, of the level of kind `answer`, or else of the first."""
     return kinds.index(ANSWER) if ANSWER in kinds else 0
 
 
@@ -80,7 +72,6 @@ class WorkedExample(StrictModel):
 
     @property
     def messages(self) -> tuple[Message, Message]:
-        """What the user asks, and what the assistant answers."""
         return Message("user", self.user), Message("assistant", self.assistant)
 
 
@@ -146,7 +137,6 @@ class Schedule(StrictModel, Plugin):
         return {kind: section.get(kind) for kind in cls.counts}
 
     def list_levels(self) -> tuple[TurnLevel, ...]:
-        """The levels of the trees, first turn first."""
         return tuple(
             TurnLevel(kind, getattr(self, key), getattr(self, kind), (kind,), (key,))
             for kind, key in self.counts.items()
@@ -168,7 +158,6 @@ class Schedule(StrictModel, Plugin):
 
     @property
     def turn_specs(self) -> dict[str, TurnSpec]:
-        """The `TurnSpec` of each kind of turn."""
         return {level.kind: level.turn for level in self.list_levels()}
 
     @property

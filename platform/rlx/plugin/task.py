@@ -24,10 +24,7 @@ class Message:
 
 
 def describe_message_order(roles: Sequence[str]) -> str:
-    """Says what is wrong with the order of messages before a prompt; "" if nothing is.
-
-    User and assistant take turns; the user begins, and the assistant ends.
-    """
+    """Says what is wrong with the order of messages before a prompt; "" if nothing is."""
     expected = ["user", "assistant"] * (len(roles) // 2)
     if list(roles) == expected:
         return ""
@@ -42,7 +39,6 @@ class Problem:
 
     Attributes:
         id: stable across runs, so that two runs can be compared on the same problem.
-        prompt: the text shown to the model.
         system: a system message; "" uses the experiment's.
         history: messages between the system message and the prompt, user and assistant in turns.
         allow_control_tokens: whether names of control tokens in `prompt`, `history` and `system`,
@@ -89,9 +85,8 @@ class Task(Protocol):
     def demonstration(self, problem: Problem, seed: int) -> Demonstration:
         """Returns a worked solution, good or poor, for supervised warm starts.
 
-        Raises:
-            NotImplementedError: the task has none. Such a task also sets a class variable or
-                property `demonstrates` to False, so that validation rejects `warm_start`.
+        A task that has none raises NotImplementedError, and sets a class variable or property
+        `demonstrates` to False, so that validation rejects `warm_start`.
         """
         ...
 
@@ -134,7 +129,6 @@ class StatesConfidence(Protocol):
 
 
 def get_confidence_values(task: object) -> tuple[str, ...]:
-    """The confidences that a task's responses can state: its own, or 0.0 to 1.0 by .05."""
     return tuple(task.confidence_values) if isinstance(task, StatesConfidence) else CONFIDENCES
 
 
@@ -163,22 +157,12 @@ class Rehearsed(Protocol):
     """
 
     def lesson(self, index: int, seed: int) -> Problem:
-        """Returns problem number `index` (from 0) of the warm start, never a test problem.
-
-        Raises:
-            NotImplementedError: the task's options provide no lessons.
-        """
+        """Returns problem number `index` (from 0) of the warm start, never a test problem."""
         ...
 
     def act(
         self, problem: Problem, turns: Sequence[str], observations: Sequence[str], seed: int
     ) -> str:
-        """Returns the next turn of an episode, good or poor.
-
-        Args:
-            problem: from `lesson`, or from `problem`, which `rlx plan` uses.
-            turns: texts of the turns so far.
-            observations: the environment's observation after each of them.
-            seed: the same for all turns of one episode.
-        """
+        """Returns the next turn of an episode, good or poor, after these turns and the observation
+        that followed each; `seed` is the same for all turns of one episode."""
         ...

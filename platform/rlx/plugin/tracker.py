@@ -35,7 +35,6 @@ class TrackedPoint:
             the newest exists, with the largest `seq`. 0 for a figure of an evaluation of which the
             run has no metric; it is sent with every end.
         name: in characters that every tracker takes: letters, digits and `_-./ :`, at most 250.
-        step: training step.
         value: finite.
         at: when it was written, in seconds since 1970.
     """
@@ -53,20 +52,16 @@ class TrackedRun:
 
     Attributes:
         id: in its registry; runs of other registries may have the same.
-        name: of the experiment.
-        seed: of the run.
         project: `tracking.experiment`.
         attempt: number of the attempt. A new one may repeat steps, with other values.
         status: `queued`, `submitted`, `running`, `finished`, `failed`, `lost` or `stopped`.
         created: seconds since 1970.
         began: when it was started, in seconds since 1970, or None.
         ended: seconds since 1970; of a lost run, when it was last heard of; else None.
-        settings: the resolved experiment.
-        yaml: the experiment as it was submitted.
+        settings: the resolved experiment; `yaml` is it as it was submitted.
         identity: tags that no other run has, of any registry.
         tags: these and other facts about the run, such as `rlx.varied.PATH`.
         description: in Markdown, with a table of each evaluation.
-        groups: names of the groups that it belongs to.
         folder: of the run, where a tracker may keep what it needs; None if there is none.
         ids: what the registry keeps of `Tracker.ids`.
     """
@@ -122,12 +117,9 @@ class Tracker:
         raise NotImplementedError
 
     def add_points(self, points: Sequence[TrackedPoint]) -> bool:
-        """Adds values in the order of `seq`, some of which it may have been sent before.
-
-        Returns:
-            False if the tracker lacks the run, or holds other values that it cannot change and has
-            dropped: the run is to be started again.
-        """
+        """Adds values in the order of `seq`, some of which it may have been sent before; False if
+        the tracker lacks the run, or has dropped values that it cannot change: the run is to be
+        started again."""
         raise NotImplementedError
 
     def finish(self, run: TrackedRun, files: Sequence[tuple[Path, str]]) -> None:
@@ -135,7 +127,7 @@ class Tracker:
         may be missing. A run that has ended may be resumed, evaluated, and ended again."""
 
     def has_run(self, run: TrackedRun) -> bool:
-        """Whether the tracker still has a run that has ended."""
+        """Whether it still has a run that has ended."""
         return True
 
     def discard(self, run: TrackedRun) -> None:

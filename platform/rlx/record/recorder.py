@@ -108,12 +108,8 @@ class Recorder:
     def probe(
         self, records: Sequence[RecordedProbe], samples: ProbeResult, label: str, path: Path
     ) -> None:
-        """Records a probe: its samples as a body, the figures of each scheme, and its metrics.
-
-        Args:
-            records: one per scheme, at least one, all of the same step.
-            label: "step" or "after".
-        """
+        """Records a probe: its samples as a body, the figures of each scheme, and its metrics; of
+        each scheme, at least one, there is a record, all of the same step."""
         results, step = self._registry.results, records[0].step
         sha256, _ = write_body(path, probe_table(samples))
         self._put(results.add_artifact, path, "probe")

@@ -17,11 +17,13 @@ import pyarrow as pa
 import torch
 from torch import Tensor
 
+from rlx.batch import TokenBatch
 from rlx.errors import RegistryError
 from rlx.plugin import Problem
 from rlx.probe import ProbeResult, RecordedProbe
 from rlx.reward import RewardEntry, RewardTable
 from rlx.rollout import NO_PARENT, Pieces, RolloutTree, Segment, Span
+from rlx.step import TokenStreams, TrainBatch
 from rlx.text import replace_surrogates
 from rlx_registry import (
     INDEX_COLUMN,
@@ -57,6 +59,21 @@ SCORE_COLUMNS: Final = tuple(field.name for field in build_arrow_type(ScoreRecor
 """Scores stored per row."""
 
 
+def spread_step_values(step_ids: Tensor, values: Tensor) -> Tensor:
+    """`[B, T]` value of the state in which each token's step begins; 0 without a step."""
+    known = step_ids >= 0
+    return torch.where(known, values.gather(1, step_ids.clamp(min=0)), 0.0)
+
+
+def collect_state_values(step_ids: Tensor, per_token: Tensor) -> Tensor:
+    """Recovers the `[B, S + 1]` values from the result of `spread_step_values`: every step has
+    tokens, and the value of the last state is 0."""
+    steps = int(step_ids.max()) + 1
+    nowhere = torch.where(step_ids < 0, steps + 1, step_ids)
+    values = per_token.new_zeros(len(step_ids), steps + 2)
+    return values.scatter(1, nowhere, per_token)[:, : steps + 1]
+
+
 @dataclass(frozen=True, eq=False)
 class TrainedRows:
     """The trained rows of a step.
@@ -80,6 +97,54 @@ class TrainedRows:
         for known, columns in ((TOKEN_COLUMNS, self.tokens), (SCORE_COLUMNS, self.scores)):
             if unknown := sorted(columns.keys() - set(known)):
                 raise ValueError(f"no column is called {', '.join(unknown)}")
+
+    @classmethod
+    def from_batch(cls, train: TrainBatch) -> "TrainedRows":
+        batch, scores = train.batch, dict(vars(train.scores))
+        per_token: dict[str, Tensor | None] = {}
+        for stream in STREAMS.values():
+            values = train.find_stream(stream.name)
+            if values is not None and stream.shape == "[B]":
+                scores[stream.stored_name] = values
+            elif values is not None and stream.shape == "[B, S + 1]":
+                values = spread_step_values(train.streams.optional["step_ids"], values)
+            if stream.shape != "[B]":
+                per_token[stream.stored_name] = values
+        places = [(r.tree, r.segment, r.parent, r.kind, r.level) for r in batch.rows]
+        return cls(places, batch.group_ids, batch.is_own, per_token, scores)
+
+    def read_streams(
+        self,
+        batch: TokenBatch,
+        kept: Tensor,
+        statistics: Mapping[str, Any],
+        recomputed: Mapping[str, Tensor],
+    ) -> TokenStreams:
+        """The token streams of a batch of some of the rows, of which `[B]` `kept` are the numbers,
+        with β and the estimator's state from the step's statistics; `recomputed` streams replace
+        recorded ones. Raises RegistryError if the step was recorded without old log-probabilities.
+        """
+        width = batch.is_own.shape[1]
+        old = self.tokens["old_logprobs"]
+        if old is None:
+            raise RegistryError("the step was recorded without old_logprobs")
+        found: dict[str, Tensor] = {}
+        for stream in (one for one in STREAMS.values() if one.is_optional):
+            columns = self.scores if stream.shape == "[B]" else self.tokens
+            values = columns.get(stream.stored_name)
+            if values is None:
+                continue
+            found[stream.name] = values[kept] if stream.shape == "[B]" else values[kept][:, :width]
+            if stream.dtype == "int64":
+                found[stream.name] = torch.where(batch.is_own, found[stream.name], -1)
+            if stream.shape == "[B, S + 1]":
+                found[stream.name] = collect_state_values(found["step_ids"], found[stream.name])
+        return TokenStreams(
+            old_logprobs=old[kept][:, :width],
+            optional={**found, **recomputed},
+            beta=statistics["beta"],
+            state=statistics["state_before"],
+        )
 
     @cached_property
     def ranges(self) -> list[tuple[int, int]]:
@@ -127,12 +192,8 @@ def rollout_table(
     roles: Sequence[Role] | None = None,
     pieces: Pieces | None = None,
 ) -> pa.Table:
-    """Builds the table of a step: all sampled trees, their rewards, and the trained rows.
-
-    Args:
-        roles: role of each tree; None means that all were trained on.
-        pieces: converts token ids to the text of each token; None leaves the texts out.
-    """
+    """Builds the table of a step: all sampled trees, their rewards, and the trained rows. Without
+    `roles` all trees were trained on; without `pieces` the texts of tokens are left out."""
     trained: dict[int, list[int]] = {}
     for row, place in enumerate(rows.places):
         trained.setdefault(place[0], []).append(row)

@@ -4,26 +4,25 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from rlx.errors import SpecError
+from pydantic import ValidationError
+
+from rlx.errors import RegistryError, SpecError
 from rlx.launch import locate_run_folder
+from rlx.spec import CreditSpec, ExperimentSpec
 from rlx_registry import ENDED, BodyRecord, Registry, RunRecord, read_body
 
-if TYPE_CHECKING:
-    from rlx.plan import RowAccount  # brings torch
-    from rlx.spec import ExperimentSpec
+if TYPE_CHECKING:  # these bring torch
+    from rlx.model import ModelDialogue
+    from rlx.plan import RowAccount
+    from rlx.record import StoredStep
 
 
 @dataclass(frozen=True, slots=True)
 class StepAccounts:
-    """The account of every row that a step trained on.
+    """The account of every row that a step trained on, the experiment with the settings of the
+    step's phase, and whether the tokens' texts are known; else they are token ids."""
 
-    Attributes:
-        spec: the experiment with the settings of the step's phase.
-        rows: in the order of the rows.
-        decoded: whether the tokens' texts are known; else they are token ids.
-    """
-
-    spec: "ExperimentSpec"
+    spec: ExperimentSpec
     rows: "tuple[RowAccount, ...]"
     decoded: bool
 
@@ -31,7 +30,7 @@ class StepAccounts:
 def select_rollout_steps(
     registry: Registry, run: RunRecord, requested: Sequence[int] = ()
 ) -> list[int]:
-    """Returns the requested steps in order, or all that are stored.
+    """The requested steps in order, or all that are stored.
 
     Raises:
         SpecError: the run has stored no rollouts, or not those of a requested step.
@@ -58,12 +57,54 @@ def load_step_accounts(run: RunRecord, body: BodyRecord) -> StepAccounts:
     Raises:
         RegistryError: the file is missing or damaged, or another version of rlx wrote it.
     """
-    from rlx.plan import load_phase_spec, load_run_speech, stored_accounts
+    from rlx.model import folder_dialogue, load_local_dialogue
     from rlx.record import read_step
 
-    folder = locate_run_folder(run)
-    spec = load_phase_spec(run.spec, str(body.statistics["phase"]))
-    speech = load_run_speech(spec.model, folder.tokenizer, folder.model)
+    folder, name = locate_run_folder(run), body.statistics["phase"]
+    try:
+        spec = ExperimentSpec.from_record(run.spec)
+        spec = spec.resolve_phase_spec(next(p for p in spec.phases if p.name == name))
+    except (ValidationError, StopIteration) as error:
+        raise RegistryError(
+            "this version of rlx cannot read the experiment of this run; use the version that "
+            "recorded it"
+        ) from error
+    speech = load_local_dialogue(spec.model, folder.tokenizer)
+    if speech is None and (folder.model / "config.json").is_file():
+        chat = getattr(spec.model, "chat_template", False)
+        speech = folder_dialogue(folder.model, chat_template=chat)
     stored = read_step(read_body(folder.root / body.path, body.sha256))
-    accounts = stored_accounts(stored.trees, stored.rewards, stored.rows, spec.credit, speech)
+    accounts = build_stored_accounts(stored, spec.credit, speech)
     return StepAccounts(spec, accounts, speech is not None)
+
+
+def build_stored_accounts(
+    stored: "StoredStep", credit: CreditSpec, speech: "ModelDialogue | None"
+) -> "tuple[RowAccount, ...]":
+    """Returns the account of every row that a step trained on; without `speech`, the texts of its
+    tokens are their ids.
+
+    Raises:
+        RegistryError: the step was stored without its mask.
+    """
+    from rlx.batch import build_token_batch
+    from rlx.plan import build_row_accounts
+    from rlx.step import join_row_rewards
+
+    trees, table, rows = stored.trees, stored.rewards, stored.rows
+    mask = rows.tokens.get("mask")
+    if mask is None:
+        raise RegistryError("these rollouts were recorded without their mask")
+    trained = {(tree, segment) for tree, segment, *_ in rows.places}
+    batch = build_token_batch(trees, without=set(table.turns) - trained)
+    present = join_row_rewards(batch, trees, table, mask).rewards.turn_present
+    return build_row_accounts(
+        batch,
+        trees,
+        table,
+        credit,
+        speech,
+        tokens=rows.tokens,
+        turn_present=present,
+        groups=rows.groups,
+    )

@@ -13,11 +13,14 @@ from .pool import (
 )
 from .scoring import (
     NamedReward,
+    Place,
+    RewardEntry,
+    RewardTable,
     compute_mean_value,
     rescore_rollouts,
     score_rollouts,
+    sum_named_rewards,
 )
-from .table import Place, RewardEntry, RewardTable, sum_named_rewards
 
 __all__ = [
     "JobOutcome",

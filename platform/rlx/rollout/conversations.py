@@ -328,14 +328,8 @@ def sample_conversations(
 
 @dataclass(slots=True)
 class _SamplingLoop:
-    """Samples games until all have ended.
-
-    Attributes:
-        calls: number of the session's calls.
-        asked: numbers of the games that wait for the environment, with their turns; None for those
-            that begin.
-        ready: numbers of the games that wait for the model.
-    """
+    """Samples games until all have ended. `asked` are the numbers of those that wait for the
+    environment, with their turns, None at the beginning; `ready` those that wait for the model."""
 
     plan: EnvironmentPlan
     problems: Sequence[Problem]

@@ -1,9 +1,13 @@
-from .collect import build_prompt_fit, draw_contact_problems, draw_held_out_problems
 from .context import ControllerState, RunStopped, StopRequest
 from .loop import run_experiment
 from .pictures import draw_probes, draw_run_pictures
-from .probes import build_probe_context, build_probe_records, probe_problems
-from .streams import build_trained_rows, read_token_streams
+from .probes import build_probe_records, probe_problems
+from .training import (
+    build_probe_context,
+    build_prompt_fit,
+    draw_contact_problems,
+    draw_held_out_problems,
+)
 
 __all__ = [
     "ControllerState",
@@ -12,12 +16,10 @@ __all__ = [
     "build_probe_context",
     "build_probe_records",
     "build_prompt_fit",
-    "build_trained_rows",
     "draw_contact_problems",
     "draw_held_out_problems",
     "draw_probes",
     "draw_run_pictures",
     "probe_problems",
-    "read_token_streams",
     "run_experiment",
 ]

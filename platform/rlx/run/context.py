@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal, get_args
 
 from rlx.kl import KlCoefficient, mean_kl
 from rlx.spec import CreditSpec, ExperimentSpec
-from rlx.train_batch import TrainBatch
+from rlx.step import TrainBatch
 
 if TYPE_CHECKING:
     from rlx.home import RunFolder

@@ -21,7 +21,7 @@ from rlx.checkpoint import (
 )
 from rlx.errors import RewardError, RlxError
 from rlx.evaluation import FirstContact, compute_held_out_metrics, describe_first_contact
-from rlx.home import RunFolder
+from rlx.home import WARM_STARTS, RunFolder, get_rlx_home
 from rlx.learner import (
     Critic,
     Learner,
@@ -30,27 +30,35 @@ from rlx.learner import (
     build_learner_with_reference,
     learning_rate,
 )
-from rlx.model import Policy, adapt_policy, build_policy, build_reference, convert_weights
+from rlx.model import (
+    Policy,
+    adapt_policy,
+    build_policy,
+    build_reference,
+    convert_weights,
+    is_shipped_warm_start,
+    read_warm_start_losses,
+    warm_start_policy,
+)
 from rlx.phase_setup import PhaseSetup, build_setup
 from rlx.plugin import Task, sum_costs
 from rlx.progress import Progress, ProgressFile
 from rlx.record import Recorder
 from rlx.reward import RewardPool
 from rlx.rollout import RolloutPlan
-from rlx.run.collect import (
+from rlx.run.context import ControllerState, CpuAccount, RunContext, RunStopped, StopRequest
+from rlx.run.metrics import AlarmWatch, environment_figures
+from rlx.run.probes import require_texts, run_probe
+from rlx.run.training import (
     build_prompt_fit,
     draw_contact_problems,
     draw_held_out_problems,
     sample_and_score,
+    train_step,
 )
-from rlx.run.context import ControllerState, CpuAccount, RunContext, RunStopped, StopRequest
-from rlx.run.metrics import AlarmWatch, environment_figures
-from rlx.run.probes import require_texts, run_probe
-from rlx.run.training import train_step
-from rlx.run.warm_start import start_warm
 from rlx.run.weight_sync import synchronize_sampler
 from rlx.sampler import expect_dialogue_length, open_sampler, require_engine
-from rlx.sealed_folder import CheckpointError
+from rlx.sealed_folder import CheckpointError, compute_manifest_digest
 from rlx.spec import ExperimentSpec, PretrainedModelSpec
 
 CONTACT_PROMPTS, MOST_CONTACT_PROMPTS = 8, 32
@@ -328,9 +336,79 @@ def _start_model(
     if setup.plan.talk is not None and setup.plan.talk.tools:
         policy.dialogue.check_tools(setup.plan.talk.tools)
 
-    start_warm(spec, setup, policy, ranks, progress, recorder)
+    _start_warm(spec, setup, policy, ranks, progress, recorder)
     convert_weights(policy.model, dtype)
     return policy
+
+
+POINTS = 100
+"""Points of the curve of a warm start's loss, about."""
+LINES = 10
+"""Times that a warm start's losses are recorded, about, each with a line of the log."""
+
+
+def _start_warm(
+    spec: ExperimentSpec,
+    setup: PhaseSetup,
+    policy: Policy,
+    ranks: Ranks,
+    progress: ProgressFile,
+    recorder: Recorder | None,
+) -> None:
+    """Trains a policy, in float32, on demonstrations, if the experiment has a warm start, or loads
+    what an earlier run has trained; every rank calls it. Rank 0 alone trains it, so that the result
+    does not depend on the number of ranks, and runs of any number find it in the cache."""
+    trained, losses = 0, dict[int, float]()
+
+    def report_step(done: int, total: int, loss: float) -> None:
+        nonlocal trained
+        trained = done
+        progress.show(Progress("warm start", done, total, f"loss {loss:.3f}"))
+        if _is_point(done, total, POINTS):
+            losses[done] = loss
+        if recorder and _is_point(done, total, LINES):
+            recorder.warm_start(losses, total)
+            losses.clear()
+            print(f"warm start  step {done}/{total}  loss {loss:.3f}", flush=True)
+
+    def report_damage(message: str) -> None:
+        if recorder:
+            recorder.announce("warm_start_refused", message)
+        else:
+            print(message, flush=True)
+
+    cache = get_rlx_home() / WARM_STARTS
+    cache.mkdir(parents=True, exist_ok=True)
+    start = partial(
+        warm_start_policy,
+        *(policy, spec, setup.demonstrations, cache, report_step),
+        *(setup.environment, report_damage, ranks.device),
+    )
+    started = start() if ranks.is_first else None
+    ranks.barrier()
+    if not ranks.is_first:
+        start()
+    if recorder and started:
+        _record_start(recorder, started, reused=not trained)
+
+
+def _record_start(recorder: Recorder, folder: Path, *, reused: bool) -> None:
+    if reused:  # an earlier run has trained it
+        losses = dict(enumerate(read_warm_start_losses(folder), start=1))
+        total = len(losses)
+        if points := {n: loss for n, loss in losses.items() if _is_point(n, total, POINTS)}:
+            recorder.warm_start(points, total)
+        origin = "that are shipped" if is_shipped_warm_start(folder) else "of an earlier run"
+        print(f"warm start  {total} steps {origin} are reused", flush=True)
+    recorder.phase("before training")
+    message = f"begins with warm start {folder.name}"
+    sha256 = compute_manifest_digest(folder)
+    recorder.event("warm_start", message, path=f"{WARM_STARTS}/{folder.name}", sha256=sha256)
+
+
+def _is_point(done: int, total: int, points: int) -> bool:
+    """Whether a step is the first, the last or one of about `points` steps between them."""
+    return done in (1, total) or done % max(1, total // points) == 0
 
 
 def _train_phase(

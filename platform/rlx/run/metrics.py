@@ -23,7 +23,7 @@ from rlx.record import Recorder
 from rlx.reward import RewardTable
 from rlx.rollout import RolloutTree, is_fault_segment
 from rlx.spec import LossSpec, MultiTurnRolloutSpec, RolloutSpec
-from rlx.train_batch import TrainBatch
+from rlx.step import TrainBatch
 from rlx_registry import IDLE_STEPS
 
 if TYPE_CHECKING:
@@ -65,10 +65,9 @@ def step_figures(
     Args:
         update: statistics of the last optimiser step; None if no token carried a signal.
         critic: statistics of the critic's last update; None without a critic.
-        seconds: wall time in seconds of "rollout", "reward", "train" and "step".
-        correct: name of the correctness reward.
+        seconds: wall time in seconds, by stage.
         kinds: kind of turn that is requested at each level of rows.
-        players: how many trees there are for every problem, one for each player of self-play.
+        players: trees of every problem, one for each player of self-play.
     """
     figures = {
         **_compute_reward_figures(trees, table, players),
@@ -77,7 +76,7 @@ def step_figures(
         "rollout/dropped": float(len(table.dropped)),
         **_compute_calibration_figures(trees, table, correct),
         "score/turns_without_tokens": float(train.placed.missing.sum()),
-        "score/lost": float(train.placed.lost.abs().sum()),
+        "score/lost": float(train.lost.abs().sum()),
         **environment_figures(trees),
         **{f"perf/{name}_s": value for name, value in seconds.items()},
     }
@@ -219,9 +218,6 @@ def compute_mismatch_figures(
     Otherwise the statistics of the first optimiser step are used, at no extra cost. Without one,
     the learner computes them now, with unchanged weights.
 
-    Args:
-        first: statistics of the step's first optimiser step; None if there was none.
-        compute_logprobs: as `Learner.logprobs`.
     """
     figures: dict[str, float] = {}
     if loss.old_logprobs == "behaviour" and first is not None:
@@ -353,10 +349,7 @@ def find_over_querying(
     That is the case if, for several steps in a row, rollouts use nearly all allowed turns, and
     either many turns repeat earlier ones or turns have grown far beyond those of the first steps.
 
-    Args:
-        history: metrics of the phase's steps so far, from the first.
-        max_turns: maximum number of regular turns of a rollout.
-        repeats: as `rlx.plugin.Environment.repeats`.
+    `history` has the metrics of all steps of the phase; `repeats` is that of the environment.
     """
     steps = [figures for figures in history if _TURNS in figures]
     if len(steps) < SUSTAINED:

@@ -5,7 +5,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from rlx.errors import SpecError
-from rlx.model import Policy
 from rlx.phase_setup import PhaseSetup
 from rlx.probe import (
     ProbeContext,
@@ -15,9 +14,12 @@ from rlx.probe import (
     probe_model,
 )
 from rlx.progress import Progress
-from rlx.reward import RewardPool
-from rlx.rollout import Dialogue, PromptFit, Sampler
-from rlx.run.collect import build_prompt_fit, draw_held_out_problems
+from rlx.rollout import Dialogue, PromptFit
+from rlx.run.training import (
+    build_probe_context,
+    build_prompt_fit,
+    draw_held_out_problems,
+)
 from rlx.spec import ProbeSpec
 
 if TYPE_CHECKING:  # a probe needs no learner
@@ -47,21 +49,6 @@ def run_probe(context: "RunContext", setup: PhaseSetup, *, step: int, label: str
         change = f"{curve[0]['mean']:.3f} → {curve[-1]['mean']:.3f}"
         at = f"step {step}/{context.spec.steps}"
         print(f"{at}  probe {one.suite}  mc_p_correct {change}", flush=True)
-
-
-def build_probe_context(
-    setup: PhaseSetup, policy: Policy, sampler: Sampler, pool: RewardPool
-) -> ProbeContext:
-    """The context of an experiment's probe, from the setup that training uses."""
-    return ProbeContext(
-        plan=setup.plan.copy_with_sampling(1),
-        sampler=sampler,
-        speech=policy.dialogue,
-        task=setup.task,
-        rewards=setup.rewards,
-        correct=setup.spec.evaluation.correct,
-        pool=pool,
-    )
 
 
 def require_texts(spec: ProbeSpec, speech: Dialogue) -> None:
@@ -94,12 +81,6 @@ def probe_problems(
     show: Callable[[Progress], None],
 ) -> ProbeResult:
     """Probes the first held-out problems; each rank probes its share of them.
-
-    Args:
-        fit: which problems the model can be shown.
-        seed: of problems and sampling.
-        ranks: None in a process of its own.
-        show: called with the progress, in problems.
 
     Raises:
         SpecError: the model's tokenizer cannot encode a text of the probe.

@@ -16,7 +16,7 @@ from torch import Tensor
 from rlx.errors import SpecError
 from rlx.model import Policy
 from rlx.rollout import Completion, CompletionRequest, count_shared
-from rlx.sampler.decoder_choice import choose_decoder
+from rlx.sampler.decoders import Decoder, DialogueRows, choose_decoder
 from rlx.sampler.draw import (
     StopStringDetector,
     compute_sampling_logprobs,
@@ -30,7 +30,6 @@ from rlx.sampler.engine import (
     SequenceLogprobs,
     copy_policy,
 )
-from rlx.sampler.rows import Decoder, DialogueRows
 from rlx.spec import RunnerSpec, TransformersSamplerSpec, TurnSpec
 
 LOOK_EVERY = 4

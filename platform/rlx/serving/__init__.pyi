@@ -1,6 +1,5 @@
 from .app import (
     ClientGoneError,
-    RefusalError,
     build_app,
     build_fault,
     create_app,
@@ -17,6 +16,7 @@ from .served_model import (
     ServedModel,
     ServedPolicy,
     TokenizedPrompt,
+    refuse_for,
 )
 
 __all__ = [
@@ -28,7 +28,6 @@ __all__ = [
     "InvalidRequestError",
     "Outcome",
     "QueueFullError",
-    "RefusalError",
     "Reply",
     "ReplyToken",
     "SampledCompletion",
@@ -42,6 +41,7 @@ __all__ = [
     "build_fault",
     "create_app",
     "list_models",
+    "refuse_for",
     "send_answer",
     "wait_for_outcome",
 ]

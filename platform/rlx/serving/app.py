@@ -6,7 +6,7 @@ import json
 import re
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
@@ -21,6 +21,7 @@ from rlx.serving.protocol import ChatRequest, SamplingRequest, TextRequest
 from rlx.serving.responses import ChatAnswer, TextAnswer, list_models
 from rlx.serving.served_model import InvalidRequestError, ServedModel
 
+_field = re.compile(r"[A-Za-z_]+|\d+")
 CLIENT_GONE = 499
 """Status of a response that nobody reads."""
 LOCAL_HOST = re.compile(r"(localhost|127\.0\.0\.1|\[::1\])(:\d{1,5})?", re.IGNORECASE)
@@ -30,27 +31,15 @@ Submit = Callable[[SamplingJob], JobOutcome]
 T = TypeVar("T")
 
 
-class RefusalError(Exception):
-    """A request is answered with this status; `param` is the field at fault, `code` is OpenAI's."""
-
-    def __init__(
-        self, status: int, message: str, param: str | None = None, code: str | None = None
-    ) -> None:
-        super().__init__(message)
-        self.status, self.message, self.param, self.code = status, message, param, code
-
-
 class ClientGoneError(Exception):
     """The client closed the connection before it had a response."""
 
 
 def create_app(model: ServedModel, submit: Submit, token: str | None) -> FastAPI:
-    """Returns the application that serves a model.
+    """Returns the application that serves a model by `Batcher.submit`.
 
-    Args:
-        submit: queues what a request asks for; see `Batcher.submit`.
-        token: that every request needs; None lets everyone in who can connect to this machine's
-            loopback address, but no web page.
+    Every request needs the token; None lets everyone in who can connect to this machine's loopback
+    address, but no web page.
     """
     app = build_app()
     app.add_middleware(_AccessGuard, token=token)
@@ -68,17 +57,17 @@ def create_app(model: ServedModel, submit: Submit, token: str | None) -> FastAPI
     @app.post("/v1/completions")
     async def _complete(body: TextRequest, request: Request) -> Response:
         _require_model(model, body.model)
-        prompts = model.encode_prompts(body)
-        job = model.build_text_job(body, prompts)
+        prompts = [model.encode_prompt(prompt) for prompt in body.prompts]
+        job = model.build_job(body, [prompt.token_ids for prompt in prompts])
         groups = await wait_for_outcome(submit(job), request)
-        return send_answer(body, TextAnswer(model, body, prompts, groups))
+        return send_answer(body, TextAnswer(model, body, groups, prompts))
 
     @app.post("/v1/chat/completions")
     async def _chat(body: ChatRequest, request: Request) -> Response:
         _require_model(model, body.model)
-        job = model.build_chat_job(body, model.encode_messages(body))
-        (group,) = await wait_for_outcome(submit(job), request)
-        return send_answer(body, ChatAnswer(model, body, group))
+        job = model.build_job(body, [model.encode_messages(body)])
+        groups = await wait_for_outcome(submit(job), request)
+        return send_answer(body, ChatAnswer(model, body, groups))
 
     return app
 
@@ -86,33 +75,27 @@ def create_app(model: ServedModel, submit: Submit, token: str | None) -> FastAPI
 def build_app() -> FastAPI:
     """An application without routes that answers errors in OpenAI's form."""
     app = FastAPI(title="rlx", docs_url=None, redoc_url=None, openapi_url=None)
-    for error in (
-        RefusalError,
-        InvalidRequestError,
-        QueueFullError,
-        ClientGoneError,
-        RequestValidationError,
-        HTTPException,
-        Exception,
-    ):
+    expected = (InvalidRequestError, QueueFullError, ClientGoneError, RequestValidationError)
+    for error in (*expected, HTTPException, Exception):
         app.add_exception_handler(error, _answer_error)
     return app
 
 
 def _require_model(model: ServedModel, name: str) -> None:
-    if not model.is_named(name):
+    if name != model.name and name not in model.aliases:
         message = f"there is no model {name!r} here, but {model.name!r}"
-        raise RefusalError(404, message, "model", "model_not_found")
+        raise InvalidRequestError(message, "model", 404, "model_not_found")
 
 
 async def wait_for_outcome(outcome: Outcome[T], request: Request) -> T:
-    """Waits for what was sampled, as long as the client does.
+    """Waits for what was sampled, as long as the client does."""
 
-    Raises:
-        ClientGoneError: it closed the connection.
-    """
+    async def wait_for_disconnect() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+
     sampled = asyncio.wrap_future(outcome)
-    leaving = asyncio.ensure_future(_wait_for_disconnect(request))
+    leaving = asyncio.ensure_future(wait_for_disconnect())
     try:
         await asyncio.wait((sampled, leaving), return_when=asyncio.FIRST_COMPLETED)
         if not sampled.done():
@@ -124,11 +107,6 @@ async def wait_for_outcome(outcome: Outcome[T], request: Request) -> T:
         sampled.cancel()
 
 
-async def _wait_for_disconnect(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
-
-
 def send_answer(body: SamplingRequest, answer: TextAnswer | ChatAnswer) -> Response:
     if not body.stream:
         return JSONResponse(answer.build_response())
@@ -138,12 +116,10 @@ def send_answer(body: SamplingRequest, answer: TextAnswer | ChatAnswer) -> Respo
 
 
 async def _answer_error(request: Request, error: Exception) -> Response:
-    if isinstance(error, RefusalError):
-        return build_fault(error.status, error.message, error.param, error.code)
+    if isinstance(error, InvalidRequestError):
+        return build_fault(error.status, str(error), error.param, error.code)
     if isinstance(error, ClientGoneError):
         return Response(status_code=CLIENT_GONE)
-    if isinstance(error, InvalidRequestError):
-        return build_fault(400, str(error), error.param)
     if isinstance(error, QueueFullError):
         response = build_fault(429, str(error), None, "rate_limit_exceeded")
         response.headers["Retry-After"] = "1"
@@ -164,7 +140,8 @@ def _describe_fault(error: RequestValidationError) -> tuple[str, str | None]:
     first = error.errors()[0]
     if first["type"] == "json_invalid":
         return f"the body is not JSON: {first['ctx']['error']}", None
-    where = [part for part in first["loc"][1:] if not _is_kind(part)]
+    # Without the names of the types that pydantic tried.
+    where = [p for p in first["loc"][1:] if p != "str" and _field.fullmatch(str(p))]
     param = ".".join(map(str, where)) or None
     if first["type"] == "extra_forbidden":
         return f"unrecognized request argument: {param}", param
@@ -172,11 +149,6 @@ def _describe_fault(error: RequestValidationError) -> tuple[str, str | None]:
     if param is None and (named := re.match(r"(\w+): ", message)):
         return message, named[1]
     return (f"{param}: {message}" if param else message), param
-
-
-def _is_kind(part: Any) -> bool:
-    """Whether a part of a fault's place is the name of a type that pydantic tried."""
-    return part == "str" or (isinstance(part, str) and not re.fullmatch(r"[A-Za-z_]+", part))
 
 
 def build_fault(

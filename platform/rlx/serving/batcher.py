@@ -12,8 +12,7 @@ from rlx.sampler import SamplingEngine, SequenceLogprobs
 from rlx.spec import TurnSpec
 
 
-class QueueFullError(Exception):
-    """There is no place for a job."""
+class QueueFullError(Exception): ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +69,7 @@ class Outcome(Future[T], Generic[T]):
 SampledGroups = list[tuple[SampledCompletion, ...]]
 """For each request of a job one completion per seed, in order."""
 JobOutcome = Outcome[SampledGroups]
+_Batch = Sequence[tuple[SamplingJob, JobOutcome]]
 
 
 class Batcher:
@@ -107,11 +107,7 @@ class Batcher:
         self._thread.join()
 
     def submit(self, job: SamplingJob) -> JobOutcome:
-        """Queues a job; to abandon its outcome gives its place back.
-
-        Raises:
-            QueueFullError: there is no place for it.
-        """
+        """Queues a job, or raises QueueFullError; to abandon its outcome gives its place back."""
         outcome: JobOutcome = Outcome()
         with self._changed:
             if self._is_closed or self.taken + job.rows > self.places:
@@ -135,7 +131,7 @@ class Batcher:
         while batch := self._take_batch():
             self._answer(batch)
 
-    def _answer(self, batch: Sequence[tuple[SamplingJob, JobOutcome]]) -> None:
+    def _answer(self, batch: _Batch) -> None:
         """Samples a batch; if that fails, its jobs one by one, so that one fails no others."""
         try:
             sampled = self._sample(batch)
@@ -171,10 +167,7 @@ class Batcher:
                 if chosen:
                     return chosen
 
-    def _sample(
-        self, batch: Sequence[tuple[SamplingJob, JobOutcome]]
-    ) -> list[list[tuple[SampledCompletion, ...]]]:
-        """The completions of each request of each job."""
+    def _sample(self, batch: _Batch) -> list[SampledGroups]:
         requests = [
             replace(request, is_abandoned=outcome.is_abandoned)
             for job, outcome in batch

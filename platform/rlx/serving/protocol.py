@@ -137,35 +137,31 @@ class TextRequest(SamplingRequest):
         return self.prompt
 
     @property
+    def token_limit(self) -> tuple[str, int | None]:
+        return "max_tokens", DEFAULT_TEXT_TOKENS if self.max_tokens is None else self.max_tokens
+
+    @property
     def likeliest(self) -> int | None:
         return self.logprobs
 
 
 class TextPart(_Body):
-    """A part of a message's content; there are no others than text."""
-
     type: Literal["text"]
     text: str
 
 
 class CalledFunction(_Body):
-    """A call of a function, with its arguments as JSON."""
-
     name: str
     arguments: str
 
 
 class ToolCall(_Body):
-    """A call of a tool in an assistant's message."""
-
     id: str
     type: Literal["function"] = "function"
     function: CalledFunction
 
 
 class ChatMessage(_Body):
-    """A message of a conversation."""
-
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | list[TextPart] | None = None
     name: str | None = None
@@ -209,8 +205,6 @@ def _parse_arguments(call: ToolCall) -> dict[str, Any]:
 
 
 class FunctionSchema(_Body):
-    """A function that the model may call."""
-
     name: str
     description: str | None = None
     parameters: dict[str, JsonValue] | None = None
@@ -218,15 +212,11 @@ class FunctionSchema(_Body):
 
 
 class Tool(_Body):
-    """A tool that the model may call."""
-
     type: Literal["function"]
     function: FunctionSchema
 
 
 class ResponseFormat(_Body):
-    """The form of a reply; there is no other than text."""
-
     type: Literal["text"]
 
 
@@ -257,6 +247,13 @@ class ChatRequest(SamplingRequest):
         if self.top_logprobs is not None and not self.logprobs:
             raise ValueError("top_logprobs: needs logprobs: true")
         return self
+
+    @property
+    def token_limit(self) -> tuple[str, int | None]:
+        """The field that limits a message, and its limit, if the request has one."""
+        if self.max_completion_tokens is not None:
+            return "max_completion_tokens", self.max_completion_tokens
+        return "max_tokens", self.max_tokens
 
     @property
     def likeliest(self) -> int | None:

@@ -2,12 +2,14 @@
 
 import secrets
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, ClassVar
 
 from rlx.serving.batcher import SampledCompletion
-from rlx.serving.protocol import ChatRequest, SamplingRequest, TextRequest
+from rlx.serving.protocol import ChatRequest, TextRequest
 from rlx.serving.served_model import (
     LEAST_LOGPROB,
     Reply,
@@ -35,26 +37,56 @@ def count_usage(groups: Groups) -> Json:
 
 
 @dataclass(frozen=True)
-class TextAnswer:
-    """The answer to a completion request, with what was sampled for each of its prompts."""
+class Answer(ABC):
+    """The answer to a request, with what was sampled for each of its prompts."""
 
     model: ServedModel
-    request: TextRequest
-    prompts: Sequence[TokenizedPrompt]
+    request: Any
     groups: Groups
-    id: str = field(default_factory=lambda: f"cmpl-{secrets.token_hex(12)}")
+
+    prefix: ClassVar[str]
+    kind: ClassVar[str]
+    chunk_kind: ClassVar[str]
+
+    @cached_property
+    def id(self) -> str:
+        return f"{self.prefix}-{secrets.token_hex(12)}"
 
     def build_response(self) -> Json:
-        """Builds the whole response."""
-        head = _build_head(self.id, "text_completion", self.model)
-        return {**head, "choices": [*self._list_choices()], "usage": count_usage(self.groups)}
+        choices = [*self.list_choices("message")]
+        return {**self._build_head(self.kind, choices), "usage": count_usage(self.groups)}
 
     def iterate_chunks(self) -> Iterator[Json]:
-        """Yields the chunks of a stream."""
-        head = _build_head(self.id, "text_completion", self.model)
-        return _iterate_chunks(head, self._list_choices(), self.request, self.groups)
+        for choice in self.list_choices("delta"):
+            yield self._build_head(self.chunk_kind, [choice])
+        if self.request.includes_usage:
+            yield {**self._build_head(self.chunk_kind, []), "usage": count_usage(self.groups)}
 
-    def _list_choices(self) -> Iterator[Json]:
+    @abstractmethod
+    def list_choices(self, name: str) -> Iterator[Json]:
+        """Yields the choices; `name` is that of a chat's message."""
+
+    def _build_head(self, kind: str, choices: list[Json]) -> Json:
+        created = int(time.time())
+        head = {"id": self.id, "object": kind, "created": created, "model": self.model.name}
+        return {**head, "choices": choices}
+
+    def _list_ids(self, reply: Reply) -> Json:
+        if not self.request.return_token_ids:
+            return {}
+        return {"prompt_token_ids": list(reply.prompt_ids), "token_ids": list(reply.token_ids)}
+
+
+@dataclass(frozen=True)
+class TextAnswer(Answer):
+    request: TextRequest
+    prompts: Sequence[TokenizedPrompt]
+
+    prefix: ClassVar[str] = "cmpl"
+    kind: ClassVar[str] = "text_completion"
+    chunk_kind: ClassVar[str] = "text_completion"
+
+    def list_choices(self, name: str) -> Iterator[Json]:
         pairs = [
             (prompt, sampled)
             for prompt, group in zip(self.prompts, self.groups, strict=True)
@@ -65,7 +97,7 @@ class TextAnswer:
             before, tokens = "", [(token, token.start) for token in reply.tokens]
             if self.request.echo:
                 before = prompt.text
-                repeated = self.model.list_prompt_tokens(sampled, prompt)
+                repeated = self.model.list_tokens(sampled, 0, prompt.starts)
                 tokens = [(token, token.start) for token in repeated]
                 tokens += [(token, len(before) + token.start) for token in reply.tokens]
             yield {
@@ -73,11 +105,10 @@ class TextAnswer:
                 "text": before + reply.text,
                 "logprobs": self._build_logprobs(tokens),
                 "finish_reason": reply.finish_reason,
-                **_list_ids(self.request, reply),
+                **self._list_ids(reply),
             }
 
     def _build_logprobs(self, tokens: Sequence[tuple[ReplyToken, int]]) -> Json | None:
-        """Those of tokens, each with the number of characters before it."""
         if self.request.likeliest is None:
             return None
         likeliest = [self._format_likeliest(token) for token, _ in tokens]
@@ -100,32 +131,20 @@ class TextAnswer:
 
 
 @dataclass(frozen=True)
-class ChatAnswer:
-    """The answer to a chat request, with what was sampled for each choice."""
-
-    model: ServedModel
+class ChatAnswer(Answer):
     request: ChatRequest
-    group: tuple[SampledCompletion, ...]
-    id: str = field(default_factory=lambda: f"chatcmpl-{secrets.token_hex(12)}")
 
-    def build_response(self) -> Json:
-        """Builds the whole response."""
-        head = _build_head(self.id, "chat.completion", self.model)
-        choices = [*self._list_choices("message")]
-        return {**head, "choices": choices, "usage": count_usage([self.group])}
-
-    def iterate_chunks(self) -> Iterator[Json]:
-        """Yields the chunks of a stream."""
-        head = _build_head(self.id, "chat.completion.chunk", self.model)
-        return _iterate_chunks(head, self._list_choices("delta"), self.request, [self.group])
+    prefix: ClassVar[str] = "chatcmpl"
+    kind: ClassVar[str] = "chat.completion"
+    chunk_kind: ClassVar[str] = "chat.completion.chunk"
 
     def list_replies(self) -> Iterator[tuple[Reply, Json]]:
         """Yields what was sampled for each choice, and the message that it is."""
-        for sampled in self.group:
+        for sampled in self.groups[0]:
             reply = self.model.read_completion(sampled, self.request.stop)
             yield reply, self.model.parse_message(reply, self.request.offered_tools)
 
-    def _list_choices(self, name: str) -> Iterator[Json]:
+    def list_choices(self, name: str) -> Iterator[Json]:
         for index, (reply, message) in enumerate(self.list_replies()):
             calls = message.get("tool_calls", ())
             if calls and name == "delta":
@@ -136,7 +155,7 @@ class ChatAnswer:
                 name: message,
                 "logprobs": self._build_logprobs(reply.tokens),
                 "finish_reason": "tool_calls" if calls else reply.finish_reason,
-                **_list_ids(self.request, reply),
+                **self._list_ids(reply),
             }
 
     def _build_logprobs(self, tokens: Sequence[ReplyToken]) -> Json | None:
@@ -159,22 +178,3 @@ class ChatAnswer:
             "logprob": max(logprob, LEAST_LOGPROB),
             "bytes": None if content is None else list(content),
         }
-
-
-def _iterate_chunks(
-    head: Json, choices: Iterator[Json], request: SamplingRequest, groups: Groups
-) -> Iterator[Json]:
-    for choice in choices:
-        yield {**head, "choices": [choice]}
-    if request.includes_usage:
-        yield {**head, "choices": [], "usage": count_usage(groups)}
-
-
-def _list_ids(request: SamplingRequest, reply: Reply) -> Json:
-    if not request.return_token_ids:
-        return {}
-    return {"prompt_token_ids": list(reply.prompt_ids), "token_ids": list(reply.token_ids)}
-
-
-def _build_head(response: str, kind: str, model: ServedModel) -> Json:
-    return {"id": response, "object": kind, "created": int(time.time()), "model": model.name}

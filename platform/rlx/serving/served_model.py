@@ -3,7 +3,8 @@
 import hashlib
 import json
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal, Protocol
@@ -13,13 +14,7 @@ from rlx.model import ModelDialogue, PlainDialogue, TokenBytes
 from rlx.rollout import CompletionRequest
 from rlx.seeding import derive_seed
 from rlx.serving.batcher import SampledCompletion, SamplingJob
-from rlx.serving.protocol import (
-    DEFAULT_TEXT_TOKENS,
-    ChatMessage,
-    ChatRequest,
-    SamplingRequest,
-    TextRequest,
-)
+from rlx.serving.protocol import ChatMessage, ChatRequest, SamplingRequest, TextRequest
 from rlx.spec import TurnSpec
 
 LEAST_LOGPROB = -9999.0
@@ -27,11 +22,22 @@ LEAST_LOGPROB = -9999.0
 
 
 class InvalidRequestError(Exception):
-    """A request that the model cannot serve; `param` is the field at fault."""
+    """A request is refused with this status; `param` is the field at fault, `code` is OpenAI's."""
 
-    def __init__(self, message: str, param: str | None) -> None:
+    def __init__(
+        self, message: str, param: str | None, status: int = 400, code: str | None = None
+    ) -> None:
         super().__init__(message)
-        self.param = param
+        self.param, self.status, self.code = param, status, code
+
+
+@contextmanager
+def refuse_for(param: str) -> Iterator[None]:
+    """Refuses a request for a field that the model cannot read."""
+    try:
+        yield
+    except SpecError as error:
+        raise InvalidRequestError(str(error), param) from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,40 +116,29 @@ class ServedModel:
     def _bytes(self) -> TokenBytes:
         return TokenBytes(self.policy.tokenizer)
 
-    def is_named(self, name: str) -> bool:
-        return name == self.name or name in self.aliases
-
-    def encode_prompts(self, request: TextRequest) -> list[TokenizedPrompt]:
-        return [self._encode_prompt(prompt) for prompt in request.prompts]
-
-    def _encode_prompt(self, prompt: str | list[int]) -> TokenizedPrompt:
+    def encode_prompt(self, prompt: str | list[int]) -> TokenizedPrompt:
         if isinstance(prompt, str):
-            try:
+            with refuse_for("prompt"):
                 plain = PlainDialogue(self.policy.tokenizer, self.policy.end_ids)
                 ids, begin = plain.open_text(prompt)
-            except SpecError as error:
-                raise InvalidRequestError(str(error), "prompt") from error
         else:
-            ids, begin = tuple(prompt), 0
-            if (unknown := max(ids)) >= self.policy.vocabulary:
-                raise InvalidRequestError(f"the model has no token {unknown}", "prompt")
+            ids, begin = self.require_tokens(prompt), 0
         if not ids:
             raise InvalidRequestError("the prompt has no tokens", "prompt")
         text, ends = self.policy.dialogue.read(ids[begin:])
         starts = (*[0] * begin, *_list_starts(ends))
         return TokenizedPrompt(prompt if isinstance(prompt, str) else text, ids, starts)
 
-    def encode_messages(self, request: ChatRequest) -> tuple[int, ...]:
-        """Writes messages and tools as the model reads them, up to the start of its own message.
+    def require_tokens(self, ids: Sequence[int]) -> tuple[int, ...]:
+        if (unknown := max(ids, default=0)) >= self.policy.vocabulary:
+            raise InvalidRequestError(f"the model has no token {unknown}", "prompt")
+        return tuple(ids)
 
-        Raises:
-            InvalidRequestError: the model's chat template refuses them.
-        """
+    def encode_messages(self, request: ChatRequest) -> tuple[int, ...]:
+        """Writes messages and tools as the model reads them, up to the start of its own message."""
         messages = self.write_messages(request.messages)
-        try:
+        with refuse_for("messages"):
             return self.policy.dialogue.open_chat(messages, request.offered_tools)
-        except SpecError as error:
-            raise InvalidRequestError(str(error), "messages") from error
 
     def encode_following(
         self,
@@ -151,16 +146,9 @@ class ServedModel:
         after: Sequence[int],
         tools: Sequence[Mapping[str, Any]],
     ) -> tuple[int, ...]:
-        """Writes messages that follow the turn `after` as the model reads them, up to its next
-        turn.
-
-        Raises:
-            InvalidRequestError: the model's chat template refuses them.
-        """
-        try:
+        """Writes messages that follow the turn `after`, up to the model's next turn."""
+        with refuse_for("messages"):
             return self.policy.dialogue.follow_chat(self.write_messages(messages), after, tools)
-        except SpecError as error:
-            raise InvalidRequestError(str(error), "messages") from error
 
     def write_messages(self, messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
         """Messages as chat templates read them; names of control tokens in what users and tools say
@@ -172,37 +160,21 @@ class ServedModel:
                 message["content"] = content
         return written
 
-    def build_text_job(
-        self, request: TextRequest, prompts: Sequence[TokenizedPrompt]
+    def build_job(
+        self, request: TextRequest | ChatRequest, contexts: Sequence[tuple[int, ...]]
     ) -> SamplingJob:
-        limit = DEFAULT_TEXT_TOKENS if request.max_tokens is None else request.max_tokens
-        limits = [self._limit_tokens(len(p.token_ids), limit, "max_tokens") for p in prompts]
-        return self._build_job(request, [p.token_ids for p in prompts], limits, request.likeliest)
-
-    def build_chat_job(self, request: ChatRequest, context: tuple[int, ...]) -> SamplingJob:
-        name = "max_tokens" if request.max_completion_tokens is None else "max_completion_tokens"
-        asked = getattr(request, name)
-        room = max(1, self.context_length - len(context))
-        limit = min(self.max_tokens, room) if asked is None else asked
-        limit = self._limit_tokens(len(context), limit, name if asked else "messages")
-        return self._build_job(request, [context], [limit], request.likeliest)
-
-    def _limit_tokens(self, length: int, limit: int, name: str) -> int:
-        if length + limit > self.context_length:
-            raise InvalidRequestError(
-                f"this model's maximum context length is {self.context_length} tokens, but the "
-                f"prompt has {length} and the completion may have {limit}",
-                name,
-            )
-        return limit
-
-    def _build_job(
-        self,
-        request: SamplingRequest,
-        contexts: Sequence[tuple[int, ...]],
-        limits: Sequence[int],
-        likeliest: int | None,
-    ) -> SamplingJob:
+        name, asked = request.token_limit
+        limits = []
+        for context in contexts:
+            room = self.context_length - len(context)
+            limit = min(self.max_tokens, max(1, room)) if asked is None else asked
+            if limit > room:
+                raise InvalidRequestError(
+                    f"this model's maximum context length is {self.context_length} tokens, but "
+                    f"the prompt has {len(context)} and the completion may have {limit}",
+                    "messages" if asked is None else name,
+                )
+            limits.append(limit)
         base = secrets.randbits(63) if request.seed is None else request.seed
         numbers = iter(range(len(contexts) * request.choices))
         requests = tuple(
@@ -215,7 +187,8 @@ class ServedModel:
             )
             for context, limit in zip(contexts, limits, strict=True)
         )
-        return SamplingJob(requests, self._build_sampling(request, max(1, *limits)), likeliest)
+        sampling = self._build_sampling(request, max(1, *limits))
+        return SamplingJob(requests, sampling, request.likeliest)
 
     def _build_sampling(self, request: SamplingRequest, limit: int) -> TurnSpec:
         temperature = 1.0 if request.temperature is None else request.temperature
@@ -237,21 +210,16 @@ class ServedModel:
         """Reads what was sampled, up to the first of its stop strings."""
         ids = sampled.completion.token_ids
         text, ends = self.policy.dialogue.read(ids)
-        found = [at for string in stop if (at := text.find(string)) >= 0]
-        cut = min(found, default=None)
+        cut = min((at for string in stop if (at := text.find(string)) >= 0), default=None)
         starts = _list_starts(ends)
         count = len(ids) if cut is None else sum(start < cut for start in starts)
-        tokens = self._list_tokens(sampled, len(sampled.context), starts[:count])
+        tokens = self.list_tokens(sampled, len(sampled.context), starts[:count])
         return Reply(text[:cut], sampled.completion.finish_reason, tokens, ids, sampled.context)
 
-    def list_prompt_tokens(
-        self, sampled: SampledCompletion, prompt: TokenizedPrompt
-    ) -> tuple[ReplyToken, ...]:
-        return self._list_tokens(sampled, 0, prompt.starts)
-
-    def _list_tokens(
+    def list_tokens(
         self, sampled: SampledCompletion, first: int, starts: Sequence[int]
     ) -> tuple[ReplyToken, ...]:
+        """Tokens of a context and its completion, from number `first`, with their places."""
         ids = sampled.context + sampled.completion.token_ids
         logprobs: Mapping[int, float] = {}
         likeliest: Mapping[int, tuple[tuple[int, float], ...]] = {}
@@ -268,8 +236,7 @@ class ServedModel:
         return None if token in self.policy.end_ids else self._bytes(token)
 
     def format_token(self, token: int) -> str:
-        """A token's text, the bytes of one that holds part of a character, or a control token's
-        name."""
+        """A token's text, bytes that are part of a character, or a control token's name."""
         content = self.get_bytes(token)
         if content is None:
             return self.policy.dialogue.piece(token)

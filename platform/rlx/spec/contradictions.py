@@ -540,22 +540,16 @@ def _check_sampling(spec: ExperimentSpec) -> Iterator[Diagnostic]:
 def find_cautions(spec: ExperimentSpec) -> Iterator[Diagnostic]:
     """Yields warnings about the experiment as it stands in phases without `set`."""
     plain = [phase for phase in spec.phases if not phase.set]
-    adams: dict[KeyPath, OptimizerSpec | CriticSpec | WarmStart | None] = {
-        ("optimizer",): spec.optimizer,
-        ("critic",): spec.critic,
-        ("model", "warm_start"): spec.model.warm_start,
-    }
-    for path, adam in adams.items():
-        if adam is None:
-            continue
-        whole, steps = "the run", spec.steps
-        if isinstance(adam, WarmStart):
-            whole, steps = "the warm start", adam.steps
-        elif isinstance(adam, OptimizerSpec):
-            shortest = min(plain or spec.phases, key=lambda phase: phase.steps)
-            whole, steps = f"phase '{shortest.name}'", shortest.steps
-        in_force = bool(plain) or not isinstance(adam, OptimizerSpec)
-        if in_force and adam.warmup_steps >= steps:
+    used: list[tuple[KeyPath, OptimizerSpec | CriticSpec | WarmStart, str, int]] = []
+    if plain:
+        shortest = min(plain, key=lambda phase: phase.steps)
+        used += [(("optimizer",), spec.optimizer, f"phase '{shortest.name}'", shortest.steps)]
+    if spec.critic is not None:
+        used += [(("critic",), spec.critic, "the run", spec.steps)]
+    if (warm := spec.model.warm_start) is not None:
+        used += [(("model", "warm_start"), warm, "the warm start", warm.steps)]
+    for path, adam, whole, steps in used:
+        if adam.warmup_steps >= steps:
             yield _warn(
                 (*path, "warmup_steps"),
                 f"is {adam.warmup_steps}, but {whole} ends after {steps} steps: the learning rate "

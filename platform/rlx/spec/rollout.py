@@ -165,10 +165,6 @@ class LiveSessions(StrictModel):
     not replayable."""
 
 
-_REPLAYABLE = EnvironmentLimits(5.0, math.inf, None, 64, "fail")
-_LIVE = EnvironmentLimits(60.0, 600.0, 0.2, 64, "drop_sample")
-
-
 class McpServer(StrictModel):
     """A server of the Model Context Protocol, by how it is started or by where it is."""
 
@@ -234,7 +230,7 @@ class MultiTurnRolloutSpec(Schedule):
 
     @property
     def last_turn(self) -> int:
-        """Number of the last turn that a rollout may have."""
+        """Number of the last turn that a rollout may have, a forced answer included."""
         return self.max_turns
 
     @property
@@ -272,14 +268,13 @@ class EnvironmentRolloutSpec(MultiTurnRolloutSpec):
 
     def resolve_limits(self, *, replayable: bool) -> EnvironmentLimits:
         """The limits, with the defaults of an environment that is replayable or is not."""
-        usual = _REPLAYABLE if replayable else _LIVE
         own, live = self.environment, self.live
         return EnvironmentLimits(
-            call=usual.call if own.deadline is None else own.deadline,
-            episode=usual.episode if live.episode_deadline is None else live.episode_deadline,
-            patience=usual.patience if self.patience is None else self.patience,
+            call=own.deadline or (5.0 if replayable else 60.0),
+            episode=live.episode_deadline or (math.inf if replayable else 600.0),
+            patience=0.2 if self.patience is None and not replayable else self.patience,
             sessions=live.sessions,
-            on_error=own.on_error or usual.on_error,
+            on_error=own.on_error or ("fail" if replayable else "drop_sample"),
         )
 
     @field_validator("environment")
@@ -308,17 +303,14 @@ class EnvironmentRolloutSpec(MultiTurnRolloutSpec):
 
     @property
     def rows_per_step(self) -> int:
-        """Maximum number of rows in a step's trees."""
         return self.prompts_per_step * self.num_generations * self.players
 
     @property
     def last_turn(self) -> int:
-        """Number of the last turn that a rollout may have, the forced answer included."""
         return self.max_turns + (self.forced_answer is not None)
 
     @property
     def budgets(self) -> dict[str, int]:
-        """Maximum tokens that the policy generates in a row, over all of its turns."""
         forced = self.forced_answer
         last = 0 if forced is None else forced.max_new_tokens or self.turn.max_new_tokens
         return {"turn": self.max_turns * self.turn.max_new_tokens + last}

@@ -188,13 +188,9 @@ class RunnerSpec(StrictModel):
     """Address space that a scoring process may allocate beyond its size at start."""
 
     @model_validator(mode="after")
-    def _check_offload(self) -> Self:
+    def _check_fit(self) -> Self:
         if self.offload_optimizer and self.zero_stage == 0:
             raise ValueError("offload_optimizer needs zero_stage 1, 2 or 3")
-        return self
-
-    @model_validator(mode="after")
-    def _nodes_fit(self) -> Self:
         self.launcher.check_ranks(self.ranks)
         return self
 

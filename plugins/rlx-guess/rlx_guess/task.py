@@ -30,7 +30,8 @@ class GuessTask(Plugin):
             size = rng.randint(4, self.size)
             low = rng.randint(1, self.largest - size + 1)
             high = low + size - 1
-            if (_compute_split_bucket(low, high) == 0) == (split == "test"):
+            digest = hashlib.sha256(f"{low}-{high}".encode()).digest()
+            if (digest[0] % _TESTED == 0) == (split == "test"):
                 break
         secret = rng.randint(low, high)
         return Problem(
@@ -82,8 +83,3 @@ def _narrow_bounds(
 
 def _parse_guess(turn: str) -> int:
     return int(turn.removeprefix("<answer>").removesuffix("</answer>"))
-
-
-def _compute_split_bucket(low: int, high: int) -> int:
-    digest = hashlib.sha256(f"{low}-{high}".encode()).digest()
-    return digest[0] % _TESTED

@@ -4,30 +4,18 @@ import signal
 
 from pydantic import Field
 
-from rlx.plugin import Reward, Sample
-from rlx_plugins.code.sandbox import Sandbox
+from rlx.plugin import Sample
+from rlx_plugins.answers import SpanReward
+from rlx_plugins.code.sandbox import SandboxOptions
 
 
-class CodeReward(Reward):
+class CodeReward(SandboxOptions, SpanReward):
     """Base of rewards that run code of an answer in a sandbox."""
 
     span: str | None = None
     """The span that holds the code; null for the last fenced block of the response."""
     seconds: float = Field(4.0, gt=0, allow_inf_nan=False)
     """Time for one answer, once its sandbox is ready. `deadline` must leave room for the start."""
-    cpu_seconds: int = Field(2, ge=1, le=3600)
-    """Processor time of each process, which is the same on a busy machine."""
-    memory_mb: int = Field(256, ge=64, le=1 << 20)
-    """MiB of address space of each process."""
-    processes: int = Field(8, ge=2, le=4096)
-    """Processes and threads at a time, with those that start the program."""
-    output_kb: int = Field(256, ge=1, le=1 << 20)
-    """KiB of an output or a file."""
-    unsafe: bool = False
-    """Whether code runs without a sandbox, as you: it can read and delete your files."""
-
-    def spans_read(self) -> tuple[str, ...]:
-        return () if self.span is None else (self.span,)
 
     def warnings(self) -> tuple[str, ...]:
         if not self.unsafe:
@@ -37,17 +25,7 @@ class CodeReward(Reward):
         )
 
     def check(self) -> None:
-        self.build_sandbox().check()
-
-    def build_sandbox(self) -> Sandbox:
-        """Returns the sandbox with its limits."""
-        return Sandbox(
-            cpu_seconds=self.cpu_seconds,
-            memory_mb=self.memory_mb,
-            processes=self.processes,
-            output_kb=self.output_kb,
-            unsafe=self.unsafe,
-        )
+        self.check_sandbox()
 
     def find_code(self, sample: Sample) -> str | None:
         """The code of a response; None without any."""
@@ -69,12 +47,10 @@ class CodeReward(Reward):
 
     @property
     def memory_reason(self) -> str:
-        """The reason of a program that asks for more memory than it may have."""
         return f"memory: more than {self.memory_mb} MiB"
 
     @property
     def output_reason(self) -> str:
-        """The reason of a program that writes more than it may."""
         return f"output: more than {self.output_kb} KiB"
 
 

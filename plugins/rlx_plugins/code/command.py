@@ -39,7 +39,7 @@ class Command(CodeReward):
     def check(self) -> None:
         super().check()
         look = ["sh", "-c", 'command -v "$0"', self.command[0]]
-        with self.build_sandbox().start(look) as process:
+        with self.start_program(look) as process:
             if process.wait(60.0) != 0:
                 raise FileNotFoundError(
                     f"the sandbox, which shows /usr, has no program {self.command[0]!r}"
@@ -59,7 +59,7 @@ class Command(CodeReward):
         with tempfile.TemporaryFile() as stdin, tempfile.TemporaryFile() as stdout:
             stdin.write(code.encode(errors="replace"))
             stdin.seek(0)
-            with self.build_sandbox().start(self.command, stdin=stdin, stdout=stdout) as process:
+            with self.start_program(self.command, stdin=stdin, stdout=stdout) as process:
                 status = process.wait(self.seconds)
             stdout.seek(0)
             written = stdout.read((self.output_kb << 10) + 1)

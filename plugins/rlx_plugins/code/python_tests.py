@@ -1,7 +1,4 @@
-"""The reward `python_tests`: Python code of an answer against the tests of its problem.
-
-`rlx_plugins.code.inside` says why an answer cannot forge its verdict.
-"""
+"""The reward `python_tests`: Python code of an answer against the tests of its problem."""
 
 import ast
 import builtins
@@ -13,15 +10,16 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import lru_cache
 from typing import Any, ClassVar
 
 from rlx.plugin import Example, Sample, Score
 from rlx_plugins.code import inside
 from rlx_plugins.code.code_reward import CodeReward, strip_lines
-from rlx_plugins.code.sandbox import Sandbox, SandboxError, SandboxProcess, find_python
+from rlx_plugins.code.sandbox import SandboxError, SandboxOptions, SandboxProcess, find_python
 from rlx_plugins.examples import build_example
+from rlx_plugins.records import format_short_repr
 
 _START_SECONDS = 60.0
 """Time for the start of a sandbox, which `deadline` usually cuts."""
@@ -107,7 +105,7 @@ class PythonTests(CodeReward):
         if not items or not all(isinstance(item, str) and item.strip() for item in items):
             raise ValueError(
                 f"the field {self.field!r} must hold tests: code, a list of code, or a list of "
-                f"{{input, output}}; got {_shorten(tests)}"
+                f"{{input, output}}; got {format_short_repr(tests)}"
             )
         return tuple(map(_read_code_test, items))
 
@@ -116,13 +114,13 @@ class PythonTests(CodeReward):
         with ExitStack() as stack:
             ours, theirs = _open_sockets(stack)
             if isinstance(tests[0], TextTest):
-                answer = self._start(stack, "run", self.build_sandbox(), theirs)
+                answer = self._start(stack, "run", self, theirs)
                 started = [answer]
             else:
                 to_tests, to_answer = _open_sockets(stack)
-                answer = self._start(stack, "serve", self.build_sandbox(), to_tests)
+                answer = self._start(stack, "serve", self, to_tests)
                 # Tests end with the answer, or with the time.
-                patient = replace(self.build_sandbox(), cpu_seconds=math.ceil(self.seconds) + 1)
+                patient = self.model_copy(update={"cpu_seconds": math.ceil(self.seconds) + 1})
                 started = [answer, self._start(stack, "tests", patient, theirs, to_answer)]
             line = inside.Channel(ours.fileno(), self._longest)
             _await_start(line, ours, started)
@@ -142,13 +140,13 @@ class PythonTests(CodeReward):
                 return (), self._explain(str(reason), answer)
 
     def _start(
-        self, stack: ExitStack, side: str, sandbox: Sandbox, *sockets: socket.socket
+        self, stack: ExitStack, side: str, sandbox: SandboxOptions, *sockets: socket.socket
     ) -> SandboxProcess:
         """Starts one side, which alone then has these sockets."""
         numbers = [each.fileno() for each in sockets]
         program = [find_python(), "-s", "-P", "-S", "-c", inspect.getsource(inside)]
         command = [*program, *map(str, (side, self._longest, *numbers))]
-        process = stack.enter_context(sandbox.start(command, descriptors=numbers))
+        process = stack.enter_context(sandbox.start_program(command, descriptors=numbers))
         for each in sockets:
             each.close()
         return process
@@ -240,7 +238,7 @@ def _read_code_test(code: str) -> CodeTest:
     try:
         tree = ast.parse(code)
     except (SyntaxError, ValueError, RecursionError) as error:
-        raise ValueError(f"a test is not Python: {error}: {_shorten(code)}") from error
+        raise ValueError(f"a test is not Python: {error}: {format_short_repr(code)}") from error
     names: dict[str, bool] = {}
     own = set(dir(builtins))
     bases: set[ast.expr] = set()
@@ -263,10 +261,5 @@ def _read_code_test(code: str) -> CodeTest:
     modules = [n for n, is_base in names.items() if is_base and n in sys.stdlib_module_names]
     asked = tuple(name for name in names if name not in modules)
     if not asked:
-        raise ValueError(f"a test uses nothing of the answer: {_shorten(code)}")
+        raise ValueError(f"a test uses nothing of the answer: {format_short_repr(code)}")
     return CodeTest(code, asked, tuple(modules))
-
-
-def _shorten(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else f"{text[:80]}…"

@@ -1,9 +1,4 @@
-"""A sandbox for programs that a model wrote: bubblewrap, limits of the kernel, and a filter.
-
-A program in it has no network, sees /usr and Python, both read-only, and can write to a /tmp of its
-own. It sees no other processes and none of this process's environment. When the
-sandbox ends, all of its processes end.
-"""
+"""A sandbox without network for programs that a model wrote: bubblewrap, limits, a filter."""
 
 import os
 import re
@@ -16,10 +11,11 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import IO, Any
+
+from pydantic import BaseModel, ConfigDict, Field
 
 from rlx_plugins.code.system_calls import build_filter
 
@@ -42,28 +38,26 @@ class SandboxError(RuntimeError):
     """The sandbox failed, not the program in it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Sandbox:
-    """Limits of a sandbox and what it shows.
+class SandboxOptions(BaseModel):
+    """The limits of a sandbox, and the start of programs in it."""
 
-    Attributes:
-        cpu_seconds: of each process.
-        memory_mb: MiB of address space of each process, and of files in /tmp.
-        processes: processes and threads at a time.
-        output_kb: KiB of a file or an output.
-        unsafe: no sandbox: only the limits hold.
-    """
+    model_config = ConfigDict(frozen=True, extra="forbid")
 
-    cpu_seconds: int
-    memory_mb: int
-    processes: int
-    output_kb: int
+    cpu_seconds: int = Field(2, ge=1, le=3600)
+    """Processor time of each process, which is the same on a busy machine."""
+    memory_mb: int = Field(256, ge=64, le=1 << 20)
+    """MiB of address space of each process."""
+    processes: int = Field(8, ge=2, le=4096)
+    """Processes and threads at a time, with those that start the program."""
+    output_kb: int = Field(256, ge=1, le=1 << 20)
+    """KiB of an output or a file."""
     unsafe: bool = False
+    """Whether code runs without a sandbox, as you: it can read and delete your files."""
 
-    def check(self) -> None:
+    def check_sandbox(self) -> None:
         """Runs a program that does nothing; raises OSError if this machine has no sandbox."""
         try:
-            with self.start(["true"]) as process:
+            with self.start_program(["true"]) as process:
                 code = process.wait(60.0)
         except SandboxError as error:
             help_ = "install bubblewrap, or set `unsafe: true` to run code without a sandbox"
@@ -72,7 +66,7 @@ class Sandbox:
             raise OSError(f"no program starts with these limits (exit code {code})")
 
     @contextmanager
-    def start(
+    def start_program(
         self,
         command: Sequence[str],
         *,
@@ -132,12 +126,8 @@ class Sandbox:
         ]
 
     def _wrap(self, limited: list[str]) -> tuple[list[str], list[int], int, int | None]:
-        """A command in bubblewrap.
-
-        Returns:
-            It, the descriptors to pass to it and to close here, where bubblewrap reports, and a
-            pipe that it waits for until its users are known, if it is to know any.
-        """
+        """A command in bubblewrap, the descriptors to pass to it and to close here, where
+        bubblewrap reports, and a pipe on which it waits until its users are known, if any."""
         status, theirs = os.pipe()
         rules = os.memfd_create("rlx")
         os.write(rules, build_filter())
@@ -157,7 +147,6 @@ class Sandbox:
         return [*wrapper, "--", *limited], passed, status, unblock
 
     def _build_view(self) -> list[str]:
-        """What a program sees, as arguments of bubblewrap."""
         view = ["--unshare-user", "--unshare-ipc", "--unshare-pid", "--unshare-net"]
         view += ["--unshare-uts", "--unshare-cgroup-try", "--hostname", "sandbox"]
         view += ["--die-with-parent", "--new-session", "--ro-bind", "/usr", "/usr"]
@@ -187,11 +176,8 @@ class SandboxProcess:
         self._reported = b""
 
     def wait(self, seconds: float) -> int | None:
-        """Waits for the end of the program; raises SandboxError if it never began.
-
-        Returns:
-            Its exit code, 128 and the number of a signal that ended it, or None if it still runs.
-        """
+        """Waits for the end of the program; raises SandboxError if it never began. Returns its
+        exit code, 128 and the number of a signal that ended it, or None if it still runs."""
         try:
             code: int = self._process.wait(seconds)
         except subprocess.TimeoutExpired:
@@ -219,13 +205,11 @@ class SandboxProcess:
             os.close(unblock)
 
     def end(self) -> None:
-        """Ends all of its processes."""
         with suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
 
     def _read_status(self, seconds: float, wanted: bytes) -> None:
-        """Reads what bubblewrap reports, up to some words or its end."""
         assert self._status is not None
         until = time.monotonic() + seconds
         while wanted not in self._reported:

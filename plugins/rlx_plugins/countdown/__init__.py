@@ -1,7 +1,6 @@
 """Countdown: reach a target by arithmetic on given numbers (after TinyZero)."""
 
-from rlx_plugins.countdown.arithmetic import CountdownArithmetic
-from rlx_plugins.countdown.rewards import CountdownScore, CountdownVerify
+from rlx_plugins.countdown.rewards import CountdownArithmetic, CountdownScore, CountdownVerify
 from rlx_plugins.countdown.scorer import (
     compute_score,
     evaluate_equation,

@@ -1,10 +1,4 @@
-"""Evaluates untrusted arithmetic as Python would, without `eval`, `ast` or recursion.
-
-Every call ends within milliseconds and either returns a number or raises an error with the reason.
-Precedence, associativity and the mixing of ints and floats are Python's. The limits are at or near
-those of CPython 3.11, with two exceptions: the size of whole numbers, for which Python would
-compute for hours, and complex values, which are rejected.
-"""
+"""Evaluates untrusted arithmetic as Python would, without `eval`, `ast` or recursion."""
 
 import math
 import operator
@@ -68,9 +62,7 @@ def evaluate_expression(
 
 def tokenize_expression(text: str, ops: Ops, allow_decimals: bool) -> list[str]:
     """Splits an expression into numbers, operators, parentheses, line ends, and an end marker.
-
-    Other characters become tokens too, which `evaluate_tokens` rejects.
-    """
+    Other characters become tokens too, which `evaluate_tokens` rejects."""
     if not allow_decimals and "." in text:
         raise UncomputableError("decimal number")
     if ops == "prompt" and ("**" in text or "//" in text):
@@ -166,7 +158,6 @@ def _parse_number_token(token: str, numeric: Numeric) -> Number:
 
 
 def _compute_bit_size(value: Number) -> int:
-    """Size of a number in bits; 0 for floats."""
     if isinstance(value, float):
         return 0
     bits = value.numerator.bit_length() + value.denominator.bit_length()
@@ -212,10 +203,6 @@ def _apply_plus_sign(_: None, right: Any) -> Any:
     return right
 
 
-def _apply_minus_sign(_: None, right: Any) -> Any:
-    return -right
-
-
 # (precedence, lowest precedence of waiting operators applied before it, function). A precedence of
 # 0 marks closing tokens. `**` applies nothing before it, so it is right-associative and binds more
 # tightly than a sign.
@@ -241,5 +228,5 @@ _PROMPT: dict[str, int | _Operation] = {str(number): number for number in range(
 _PROMPT["("] = _OPEN
 _PREFIX = {
     "prompt": _PROMPT,
-    "python": _PROMPT | {"-": (3, 0, _apply_minus_sign), "+": (3, 0, _apply_plus_sign)},
+    "python": _PROMPT | {"-": (3, 0, lambda _, right: -right), "+": (3, 0, _apply_plus_sign)},
 }

@@ -1,10 +1,4 @@
-"""The rule-based reward of Countdown: TinyZero's format and levels, with exact arithmetic.
-
-TinyZero lets a decimal use its digits and forgives a distance of 1e-5, so that
-`50+.0000003+.0000008+.0000009` reaches 50 with 50, 3, 8 and 9. By default a decimal is refused
-here, and the value must equal the target exactly. `allow_decimals=True` is TinyZero's own rule,
-except for complex values. Where its code would hang or raise, the answer earns the format score.
-"""
+"""The rule-based reward of Countdown: TinyZero's format and levels, with exact arithmetic."""
 
 import math
 import re
@@ -47,7 +41,6 @@ class Grade:
     reason: str | None = None
 
     def get_points(self, format_score: float, score: float) -> float:
-        """Returns 0, `format_score` or `score`."""
         return {"none": 0.0, "format": format_score, "right": score}[self.level]
 
 
@@ -70,10 +63,7 @@ def extract_solution(solution_str: str, extract: Extract = "last_line") -> str |
 
 
 def validate_equation(equation: str, available_numbers: Sequence[float]) -> bool:
-    """Whether the runs of digits in an equation are the available numbers, each used once.
-
-    Signs and decimal points are ignored: `2.5` uses 2 and 5.
-    """
+    """Whether the runs of digits in an equation are the available numbers, each used once."""
     runs = _runs_of_digits(equation)
     if len(runs) != len(available_numbers) or any(len(run) > MAX_DIGITS for run in runs):
         return False
@@ -134,11 +124,8 @@ def grade_solution(
 
 
 def _exactly_equal(value: Number, target: Any) -> bool:
-    """Whether a value is the target.
-
-    A float with decimals is the rounding of some fraction: 0.1 is one tenth, and 0.3333333333333333
-    one third. A bound on the denominator keeps out values that are merely close.
-    """
+    """Whether a value is the target. A float is the rounding of some fraction: 0.3333333333333333
+    is one third. A bound on the denominator keeps out values that are merely close."""
     if not isinstance(target, float):
         return bool(value - target == 0)  # raises TypeError if the target is not a number
     if not math.isfinite(target):
@@ -163,12 +150,8 @@ def compute_score(
 ) -> float:
     """Scores one response: 0 without an answer block, `format_score` with one, `score` if right.
 
-    Like TinyZero, it returns `format_score` if the target is not a number; the reward plugins check
-    the ground truth first.
-
     Args:
-        solution_str: the response without the prompt, since an example in the prompt's `<answer>`
-            tags would be scored.
+        solution_str: the response without the prompt, whose `<answer>` tags would be scored.
         ground_truth: `{"target": number, "numbers": [numbers]}`.
         method: unused, as in TinyZero.
         extract: see `extract_solution`.
@@ -184,10 +167,7 @@ def verify_equation_strict(
     solution_str: str, target_val: float, allowed_nums: Sequence[float]
 ) -> bool:
     """Whether an answer is right by TinyZero's own rule, as the source's probe asks (002, 2.2).
-
-    It is right if `compute_score` with `allow_decimals=True` is 1.0. Input that cannot be scored,
-    such as a target that is no number, is not right. The reward `countdown.verify` is stricter.
-    """
+    Input that cannot be scored is not right. The reward `countdown.verify` is stricter."""
     ground_truth = {"target": target_val, "numbers": allowed_nums}
     try:
         return compute_score(solution_str, ground_truth, allow_decimals=True) == 1.0

@@ -20,7 +20,6 @@ class Rules:
     high: int
 
     def apply(self, operator: str, left: int, right: int) -> int | None:
-        """Returns the whole result of a step, or None if the step is not allowed."""
         if operator == "+":
             value = left + right
         elif operator == "-":
@@ -71,9 +70,7 @@ def random_expression(
     numbers: Sequence[int], rules: Rules, rng: random.Random, *, trivial: bool
 ) -> WorkedExpression | None:
     """Combines numbers in random order with random operators; None if a step is not allowed.
-
-    Without `trivial`, steps that effectively drop a number, such as `x*1`, are not.
-    """
+    Without `trivial`, that is also one such as `x*1`, which drops a number."""
     items = [WorkedExpression(number, str(number)) for number in numbers]
     while len(items) > 1:
         left = items.pop(rng.randrange(len(items)))
@@ -97,9 +94,8 @@ def find_solutions(
 ) -> Iterator[WorkedExpression]:
     """Yields every expression over all the numbers that reaches the target, each text once.
 
-    Operands of `+` and `*` are tried in one order only; `rng` shuffles the search. Three numbers
-    take well under a millisecond; every further number takes about forty times longer. `limit`
-    bounds the number of expressions that are examined.
+    `rng` shuffles the search, and `limit` bounds the expressions that are examined: every further
+    number takes about forty times longer.
     """
     seen: set[str] = set()
     items = [WorkedExpression(number, str(number)) for number in sorted(numbers)]

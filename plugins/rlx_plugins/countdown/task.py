@@ -3,23 +3,16 @@
 import math
 import random
 import re
-import string
 import zlib
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from typing import Any, Literal, Self
+from typing import Any, Literal, NamedTuple, Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from rlx.plugin import Demonstration, Plugin, Problem, Split
 from rlx_plugins.countdown.expression import evaluate_expression
-from rlx_plugins.countdown.files import (
-    CountdownFiles,
-    CountdownRecord,
-    FileProblems,
-    is_held_out,
-    read_files,
-)
+from rlx_plugins.countdown.rewards import is_finite_number
 from rlx_plugins.countdown.scorer import compute_score
 from rlx_plugins.countdown.search import (
     Rules,
@@ -28,6 +21,8 @@ from rlx_plugins.countdown.search import (
     find_solutions,
     random_expression,
 )
+from rlx_plugins.records import Source, Stamp, format_short_repr, pick_problem
+from rlx_plugins.templates import fill_template, list_template_fields
 
 _MAX_NUMBERS = 100
 _MAX_DRAWS = 100_000
@@ -37,6 +32,17 @@ _MAX_SOLVED = 3  # counting the solutions of more numbers takes too long
 _NUMBER = re.compile(r"[0-9]+")
 
 Range = tuple[int, int]
+CountdownRecord = tuple[tuple[int, ...], float]
+"""The numbers of a problem, and its target."""
+
+
+class CountdownFiles(BaseModel):
+    """Records with `nums` (or `numbers`), a list of whole numbers, and `target`, a number."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    train: Source
+    """As in the task `dataset`; `held_out` splits off the problems for testing."""
 
 
 class Demonstrations(BaseModel):
@@ -60,6 +66,13 @@ class Demonstrations(BaseModel):
     one. The others are uniformly random."""
     confidence_steps: Literal[10, 20] = 10
     """Confidences are multiples of 1/10 or 1/20; for 20 a tiny model needs `arithmetic_05`."""
+
+
+class FileProblems(NamedTuple):
+    train: tuple[CountdownRecord, ...]
+    test: tuple[CountdownRecord, ...]
+    largest: int
+    """The largest number or target."""
 
 
 class CountdownTask(Plugin):
@@ -109,8 +122,7 @@ class CountdownTask(Plugin):
     @field_validator("prompt")
     @classmethod
     def _check_prompt(cls, value: str) -> str:
-        names = {name for _, name, _, _ in string.Formatter().parse(value) if name is not None}
-        if names != {"numbers", "target"}:
+        if set(list_template_fields(value)) != {"numbers", "target"}:
             raise ValueError("must hold {numbers} and {target} and no other field")
         return value
 
@@ -138,10 +150,7 @@ class CountdownTask(Plugin):
         """Raises ValueError if the options leave (almost) no problem for this split."""
         if read := self._read_files():
             records: tuple[CountdownRecord, ...] = getattr(read, split)
-            passes, position = divmod(index, len(records))
-            if split == "train":
-                position = _shuffle_countdown_indices(seed, passes, len(records))[position]
-            return self._problem(*records[position])
+            return self._problem(*pick_problem(records, split, index, f"countdown/{seed}"))
         return self._generate(split, random.Random(f"countdown/{seed}/{split}/{index}"))
 
     @property
@@ -164,10 +173,8 @@ class CountdownTask(Plugin):
     def demonstration(self, problem: Problem, seed: int) -> Demonstration:
         """Returns a worked answer, right or wrong, optionally with a confidence.
 
-        The format is `<think>5*3=15\\n15+2=17\\n</think><answer>5*3+2</answer>`, then as a second
-        turn `<confidence>0.7</confidence>`. With `form: sequence` everything is one turn, with an
-        analysis before the confidence that compares the answer's value with the target:
-        `<analysis>17=99</analysis>`, or `17!=99` with `check: judge`. If the search finds no
+        `<think>5*3=15\\n15+2=17\\n</think><answer>5*3+2</answer>`, then as a second turn, or after
+        an analysis (see `Demonstrations`), `<confidence>0.7</confidence>`. If the search finds no
         solution for a problem from a file, the answer is wrong.
         """
         rng = random.Random(f"demonstration/{seed}/{problem.prompt}")
@@ -202,8 +209,7 @@ class CountdownTask(Plugin):
         """Returns a text that is equal for algebraically equal expressions.
 
         Every number is replaced by a distinct large one, so that expressions which only happen to
-        have the same value stay distinct. Text that cannot be computed keeps all but its white
-        space.
+        have the same value stay distinct.
         """
         disguised = _NUMBER.sub(lambda n: str(1 + zlib.crc32(n[0].encode()) % 1_000_003), answer)
         try:
@@ -225,7 +231,9 @@ class CountdownTask(Plugin):
         return self.files.train.digests("train") if self.files else {}
 
     def _read_files(self) -> FileProblems | None:
-        return read_files(self.files, self.held_out) if self.files else None
+        if self.files is None:
+            return None
+        return load_problems(self.files.train, self.held_out, self.files.train.stamps())
 
     def _rules(self) -> Rules:
         read = self._read_files()
@@ -266,7 +274,7 @@ class CountdownTask(Plugin):
         listed = " ".join(map(str, numbers))
         return Problem(
             id=f"countdown/{'-'.join(map(str, sorted(numbers)))}={target}",
-            prompt=self.prompt.format(numbers=listed, target=target),
+            prompt=fill_template(self.prompt, {"numbers": listed, "target": str(target)}),
             fields=fields,
             stratum=f"{len(numbers)} numbers",
         )
@@ -285,6 +293,48 @@ class CountdownTask(Plugin):
         raise ValueError(f"no expression over {numbers} stays between 0 and {rules.high}")
 
 
+# Which problem in which split --------------------------------------------------------------------
+
+
+def is_held_out(numbers: Sequence[int], target: float, one_in: int) -> bool:
+    """Whether a problem belongs to the test split, in whatever order its numbers are."""
+    key = repr((tuple(sorted(numbers)), target))
+    return zlib.crc32(key.encode()) % one_in == 0
+
+
 @lru_cache(maxsize=4)
-def _shuffle_countdown_indices(seed: int, passes: int, size: int) -> list[int]:
-    return random.Random(f"countdown/{seed}/pass {passes}").sample(range(size), size)
+def load_problems(source: Source, held_out: int, stamps: tuple[Stamp, ...]) -> FileProblems:
+    """Reads both splits, once per process and state of the files."""
+    train: list[CountdownRecord] = []
+    test: list[CountdownRecord] = []
+    for _, record in source.parse_rows(_parse_record):
+        (test if is_held_out(*record, held_out) else train).append(record)
+    for split, problems in (("train", train), ("test", test)):
+        if not problems:
+            raise ValueError(
+                f"{source.name}: no problem is left for the split {split!r} with "
+                f"held_out: {held_out}"
+            )
+    largest = max(n for numbers, target in (*train, *test) for n in (*numbers, target))
+    return FileProblems(tuple(train), tuple(test), int(largest))
+
+
+def _parse_record(record: Mapping[str, Any]) -> CountdownRecord:
+    name = "numbers" if "numbers" in record else "nums"
+    for field, synonym in ((name, " (or numbers)"), ("target", "")):
+        if field not in record:
+            there = ", ".join(map(repr, record)) or "no fields"
+            raise ValueError(f"there is no field {field}{synonym}; there are {there}")
+    numbers, target = record[name], record["target"]
+    if not isinstance(numbers, list) or not numbers or not all(map(_is_natural, numbers)):
+        raise ValueError(
+            f"{name} must be a list of whole numbers, none below 0, "
+            f"got {format_short_repr(numbers)}"
+        )
+    if not is_finite_number(target):
+        raise ValueError(f"target must be a finite number, got {format_short_repr(target)}")
+    return tuple(map(int, numbers)), int(target) if target == int(target) else target
+
+
+def _is_natural(value: Any) -> bool:
+    return is_finite_number(value) and value >= 0 and value == int(value)

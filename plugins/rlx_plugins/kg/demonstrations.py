@@ -1,8 +1,4 @@
-"""The scripted policy for warm starts: good episodes, and episodes with one known mistake each.
-
-Most episodes make a mistake, so that reinforcement learning has to unlearn behaviour of the warm
-start, but enough are good for it to discover the better behaviour.
-"""
+"""The scripted policy for warm starts: good episodes, and episodes with one known mistake each."""
 
 import random
 from collections.abc import Callable, Mapping, Sequence
@@ -54,10 +50,7 @@ def next_turn(
 ) -> str:
     """Returns the next turn of an episode, based on the observations so far.
 
-    Args:
-        fields: the problem's fields `type`, `start`, `chain`, `any_of`.
-        relations: all relations, sorted by name.
-        guess: samples an answer that no observation has shown.
+    `guess` samples an answer that no observation has shown; `relations` are sorted by name.
     """
     slips = mode in ("invalid", "duplicate")
     hop = len(observations) - (slips and bool(observations))

@@ -47,11 +47,8 @@ _Facts = tuple[tuple[str, str, str], ...]
 
 @dataclass(frozen=True, slots=True)
 class KgState:
-    """The environment's state of a rollout between turns.
-
-    `facts` are those of a question with its own graph. `queries` counts all, malformed and refused
-    ones too; `distinct_queries` has the well-formed ones, `answered` those that returned results.
-    """
+    """State of a rollout. `facts` are those of a question with its own graph. `queries` counts all,
+    malformed and refused ones too; `answered` are the distinct ones that returned results."""
 
     world: int
     hide: float
@@ -112,13 +109,7 @@ class KgEnvironment(Environment):
         )
 
     def step(self, state: KgState, action: Action) -> Step:
-        """Plays one turn.
-
-        The info of an answer has the number of `queries` before it, and `without_query`. The info
-        of a query has `valid` (it returned results), `error`, `duplicate` (it is a repetition),
-        `function`, and `results`, the labels shown. The info of a turn without an action has
-        `error`.
-        """
+        """Plays one turn, whose info says `valid` of a query that returned results."""
         kind, content = read_turn(action.text)
         observation, info = "", dict[str, Any]()
         if kind == "answer":
@@ -139,7 +130,6 @@ class KgEnvironment(Environment):
     def _answer_query(
         self, state: KgState, action: Action, query: KgQuery | None
     ) -> tuple[KgState, str, dict[str, Any]]:
-        """The new state, the observation, and the info of a query."""
         spent = self.max_queries is not None and state.queries >= self.max_queries
         found = _ResolvedQuery("FORMAT_ERROR", ())
         if action.forced or spent:
@@ -165,7 +155,6 @@ class KgEnvironment(Environment):
     def _format_results(
         self, found: _ResolvedQuery, seed: int, number: int
     ) -> tuple[list[str], str]:
-        """The labels shown, and the observation."""
         if found.error != "KG_SUCCESS":
             return [], self._refusal(found.error, found.unknown)
         labels = list(found.labels)
@@ -184,7 +173,6 @@ class KgEnvironment(Environment):
 
 
 def _view_graph(state: KgState) -> Graph | None:
-    """The graph as the rollout sees it; None if its question's own graph is empty."""
     if state.facts is None:
         return GraphView(load_world_graph(), world=state.world, hide=state.hide)
     return _build_graph(state.facts) if state.facts else None
@@ -194,11 +182,8 @@ _build_graph = lru_cache(maxsize=64)(Graph)
 
 
 def _find_query_results(view: Graph | None, query: KgQuery) -> _ResolvedQuery:
-    """Resolves the names of a query and executes it.
-
-    `get_head_entities` also accepts its arguments in reverse order, as in KG-R1's paper, if more of
-    them can be resolved that way.
-    """
+    """Executes a query. `get_head_entities` also accepts its arguments in reverse order, as in
+    KG-R1's paper, if more of them can be resolved that way."""
     if view is None:
         return _ResolvedQuery("SAMPLE_NOT_FOUND", (query.function, *query.arguments))
     name, relation_name = (*query.arguments, "")[:2]

@@ -1,7 +1,4 @@
-"""An in-memory knowledge graph of numbered entities and relations, and the one that rlx ships.
-
-Numbers follow the order of names, so results read from an index are already in display order.
-"""
+"""An in-memory knowledge graph, numbered in order of names, and the one that rlx ships."""
 
 import hashlib
 import json
@@ -72,11 +69,9 @@ class Graph:
         return state.hexdigest()
 
     def entity(self, name: str) -> int | None:
-        """Returns the entity with this label, id or alias, or None."""
         return self._entities.numbers.get(_fold_name(name))
 
     def relation(self, name: str) -> int | None:
-        """Returns the relation with this label or id, or None."""
         return self._relations.numbers.get(_fold_name(name))
 
     def id(self, entity: int) -> str:
@@ -98,34 +93,26 @@ class Graph:
         return self._relations.labels[relation]
 
     def tails(self, entity: int, relation: int) -> Sequence[int]:
-        """Returns the objects of facts with this subject and relation, in order of label."""
+        """The objects of facts with this subject and relation, in order of label."""
         return self._spo.get(entity, {}).get(relation, [])
 
     def heads(self, entity: int, relation: int) -> Sequence[int]:
-        """Returns the subjects of facts with this object and relation, in order of label."""
         return self._pos.get(relation, {}).get(entity, [])
 
     def tail_relations(self, entity: int) -> Sequence[int]:
-        """Returns the relations that lead from the entity, in order of name."""
         return list(self._spo.get(entity, ()))
 
     def head_relations(self, entity: int) -> Sequence[int]:
-        """Returns the relations that lead to the entity, in order of name."""
         return list(self._ops.get(entity, ()))
 
     def triples(self) -> Iterator[Triple]:
-        """Yields all facts, in order of subject, relation, object."""
         return iter(self._triples)
 
 
 @lru_cache(maxsize=8)
 def select_held_out_facts(graph: Graph, share: float) -> frozenset[Triple]:
-    """Returns the facts held out for testing: a share of the pairs of a subject and a relation.
-
-    They are selected by a hash of their ids. A growing graph therefore keeps its held-out facts,
-    and a larger share includes those of a smaller one. Facts of a symmetric relation are held out
-    in both directions together.
-    """
+    """Returns the facts held out for testing: a share of the pairs of a subject and a relation, by
+    a hash of their ids. Facts of a symmetric relation are held out in both directions together."""
     both_ways = find_symmetric_relations(graph)
 
     def is_test_fact(subject: int, relation: int, object_: int) -> bool:
@@ -243,8 +230,6 @@ def _index_triples(triples: Iterable[Triple]) -> dict[int, dict[int, list[int]]]
 
 
 class _Names:
-    """Ids, labels, kinds and aliases of entities or relations, by number."""
-
     def __init__(
         self,
         ids: Iterable[str],

@@ -1,11 +1,4 @@
-"""Parses the agent's turns: reasoning followed by one action, a query or an answer.
-
-    <think> find currency of France</think><kg-query>get_tail_entities( France, currency)</kg-query>
-    <think> answer found</think><answer> Euro</answer>
-
-The protocol is that of KG-R1 (arXiv 2509.26383), whose older function names are accepted too. Tags
-are lower case. Parsing takes time linear in the length of the turn.
-"""
+"""Parses the agent's turns, in the protocol of KG-R1 (arXiv 2509.26383), in linear time."""
 
 from typing import Literal, NamedTuple
 
@@ -29,7 +22,6 @@ _ALIASES = {
 } | {name: name for name in FUNCTIONS}
 
 _MAX_QUERY_CHARACTERS = 2000
-"""Maximum number of characters of a query; a longer one is malformed."""
 _MARKS = tuple(f"<{end}{tag}>" for tag in ("think", "kg-query", "answer") for end in ("", "/"))
 
 
@@ -41,18 +33,12 @@ class KgTurn(NamedTuple):
 
 
 class KgQuery(NamedTuple):
-    """A call of one of `FUNCTIONS`."""
-
     function: str
     arguments: tuple[str, ...]
 
 
 def read_turn(text: str) -> KgTurn:
-    """Finds the action of a turn.
-
-    An answer takes precedence over a query. Of several closed tags of one kind the last one counts;
-    text after it is ignored.
-    """
+    """Finds the action of a turn: the last answer, or else the last query."""
     answer = get_last_block(text, "<answer>", "</answer>")
     if answer is not None:
         return KgTurn("answer", answer)
@@ -61,10 +47,8 @@ def read_turn(text: str) -> KgTurn:
 
 
 def read_query(text: str) -> KgQuery | None:
-    """Parses `function( argument, ...)` with optionally quoted arguments; None if malformed.
-
-    An argument that contains a comma or begins with a quotation mark must be quoted.
-    """
+    """Parses `function( argument, ...)`; None if malformed. An argument that contains a comma or
+    begins with a quotation mark must be quoted."""
     name, _, rest = text.strip().partition("(")
     function = _ALIASES.get(name.strip())
     if function is None or len(text) > _MAX_QUERY_CHARACTERS or not rest.endswith(")"):
@@ -93,10 +77,7 @@ def _parse_query_arguments(text: str) -> tuple[str, ...]:
 
 
 def is_well_formed(text: str) -> bool:
-    """Whether a whole turn is `<think>...</think>`, then one action, each tag exactly once.
-
-    White space is allowed around both; their content is not checked.
-    """
+    """Whether a whole turn is `<think>...</think>`, then one action, each tag exactly once."""
     text = text.strip()
     tags = [tag for tag in ("kg-query", "answer") if text.endswith(f"</{tag}>")]
     counts = {mark: text.count(mark) for mark in _MARKS}

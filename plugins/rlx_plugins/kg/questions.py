@@ -1,9 +1,4 @@
-"""Generates questions over a graph from templates, with all right answers.
-
-A question follows a chain of hops from an entity: to the objects of a relation (tail), to its
-subjects (head), or along a symmetric relation, which reads as a verb ("a country that borders
-France"). A path is the sequence of facts on one such walk.
-"""
+"""Generates questions over a graph from templates, with all right answers."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,7 +13,8 @@ from rlx_plugins.kg.text import escape_text
 Type = Literal["forward", "inverse", "hop2", "hop3", "neighbour", "intersection", "count"]
 Direction = Literal["tail", "head", "both"]
 Hop = tuple[Direction, int]
-"""The direction and the relation of a hop; `both` is the tail of a symmetric relation."""
+"""A relation that is followed to its objects (tail), to its subjects (head), or both ways, if it is
+symmetric: it then reads as a verb, as in a country that borders France."""
 
 _Path = tuple[Triple, ...]
 _Grammar = Mapping[Direction, frozenset[int]]
@@ -40,21 +36,17 @@ _WIDEST = 100
 
 @dataclass(frozen=True, slots=True)
 class KgQuestion:
-    """A question in terms of entity and relation numbers; its wording depends on the world.
-
-    Attributes:
-        type: type of the question.
-        starts: the start entity; two for `intersection`.
-        chain: the hops from it; for `intersection` one from each start.
-        kinds: the kind of the entity after each hop.
-        answers: all right entities, in order of label; for `count` the counted ones.
-    """
+    """A question in terms of entity and relation numbers; its wording depends on the world."""
 
     type: Type
     starts: tuple[int, ...]
+    """The start entity; two for `intersection`."""
     chain: tuple[Hop, ...]
+    """The hops from it; for `intersection` one from each start."""
     kinds: tuple[str, ...]
+    """The kind of the entity after each hop."""
     answers: tuple[int, ...]
+    """All right entities, in order of label; for `count` the counted ones."""
 
 
 # Which questions there are, and in which split ----------------------------------------------------
@@ -83,7 +75,6 @@ def build_question_population(
 
 
 def _generate_questions(graph: Graph, type_: Type) -> Iterator[tuple[KgQuestion, Sequence[_Path]]]:
-    """The questions of a type with their paths."""
     both = find_symmetric_relations(graph)
     one_way = frozenset(graph.relations) - both
     grammar: _Grammar = {"tail": one_way, "head": one_way, "both": both}
@@ -105,11 +96,8 @@ def _generate_questions(graph: Graph, type_: Type) -> Iterator[tuple[KgQuestion,
 def _find_hop_chains(
     graph: Graph, start: int, directions: Sequence[Direction], grammar: _Grammar
 ) -> Iterator[tuple[tuple[Hop, ...], list[_Path]]]:
-    """The chains from an entity, each with its paths.
-
-    Intermediate results that the question calls "the" something must be unique, and no hop goes
-    straight back.
-    """
+    """The chains from an entity, each with its paths. What a question calls "the" something must be
+    unique, and no hop goes straight back."""
     walks: list[tuple[tuple[Hop, ...], list[_Path]]] = [((), [()])]
     for depth, direction in enumerate(directions):
         longer = []
@@ -215,7 +203,6 @@ _NOUN: Mapping[Direction, str] = {
 
 
 def list_question_templates(question: KgQuestion, every: bool) -> tuple[str, ...]:
-    """Returns the templates of a question: for one right answer, or for every one."""
     if question.type == "intersection":
         return _EVERY_SHARED if every else _SHARED
     direction, _ = question.chain[-1]
@@ -225,7 +212,6 @@ def list_question_templates(question: KgQuestion, every: bool) -> tuple[str, ...
 
 
 def format_question(view: Graph, question: KgQuestion, template: str) -> str:
-    """Returns the text of a question with the names of a world, with single spaces."""
     kind = question.kinds[-1]
     names = [escape_text(view.label(entity)) for entity in question.starts]
     verbs = [escape_text(view.relation_name(relation)) for _, relation in question.chain]

@@ -1,8 +1,6 @@
 """Rewards for whole rollouts of the agent (after KG-R1, arXiv 2509.26383).
 
-An answer may have several names, its label and its aliases; several names of one answer count once.
-Answers that share a name are one answer. Names are compared in escaped form (`escape_text`) and as
-in question answering (`normalize_answer`).
+Several names of one answer, its label and its aliases, count once.
 """
 
 import re
@@ -33,10 +31,8 @@ def normalize_name(name: str) -> str:
 
 
 def _index_answer_names(answers: Any) -> dict[str, int]:
-    """Maps the normal form of every name of every right answer to the number of the answer.
-
-    Answers that share a name have one number, because no agent could distinguish them.
-    """
+    """The number of the right answer of each name, in normal form; answers that share a name have
+    one number, because no agent could distinguish them."""
     lists = isinstance(answers, list | tuple) and all(
         isinstance(names, list | tuple)
         and names
@@ -60,7 +56,7 @@ def parse_named_answers(
 ) -> list[int | str]:
     """Returns the distinct names in an answer's text: numbers of right answers, other names' forms.
 
-    Commas and line breaks separate names; one name may span up to `pieces` of the separated parts.
+    Commas and line breaks separate names, of which one may span up to `pieces` parts.
     """
     between = (piece for piece in re.finditer(r"[^,\n]+", text) if has_visible_text(piece[0]))
     spans = [piece.span() for piece in islice(between, _MAX_NAMES + 1)]
@@ -90,7 +86,6 @@ def _build_rollout_example(
     reason: str | None = None,
     **options: Any,
 ) -> Example:
-    """An example rollout with one query and an answer."""
     return build_example(
         name,
         value,

@@ -1,19 +1,22 @@
 """The task `kg`: questions over a graph, generated from a seed or read from files."""
 
+import json
 import random
+import zlib
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache, reduce
 from itertools import count
 from operator import add
+from pathlib import Path
 from typing import Any, Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from rlx.plugin import Action, Demonstration, Plugin, Problem, Split
 from rlx_plugins.kg.demonstrations import MIX, next_turn
 from rlx_plugins.kg.environment import KgEnvironment
 from rlx_plugins.kg.graph import GraphView, load_world_graph
-from rlx_plugins.kg.question_files import KgQuestionFiles, load_file_problems
 from rlx_plugins.kg.questions import (
     KgQuestion,
     Type,
@@ -21,21 +24,36 @@ from rlx_plugins.kg.questions import (
     format_question,
     list_question_templates,
 )
-from rlx_plugins.kg.text import fill_prompt
+from rlx_plugins.kg.text import fill_prompt, has_visible_text
+from rlx_plugins.records import Source, Stamp, get_value_at_path, pick_problem
 from rlx_plugins.templates import list_template_fields
 
 _ROUND = 1000
 """Problems per round; every round has the same number of problems of each type."""
 _ONE_HOP = ("forward", "inverse")
 _EASY_LESSONS = 12_800
-"""Number of initial lessons: good episodes, with one-hop questions if there are any."""
+"""Initial lessons: good episodes, with one-hop questions if there are any."""
 _LESSON_WORLDS = 512
 """Lessons use the worlds from 1 to this number, so that facts cannot be memorized."""
 _MAX_DEMONSTRATION_TURNS = 16
-"""Maximum number of turns of a demonstration; no script needs as many."""
 
 _Asked = tuple[KgQuestion, str]
 """A question and the template that words it."""
+
+
+class KgQuestionFiles(BaseModel):
+    """Files of questions with their own graphs: `.jsonl`, `.jsonl.gz` or `.parquet`."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    train: Path
+    test: Path
+
+    def digests(self) -> dict[str, str]:
+        return {
+            **Source(path=self.train).digests("train"),
+            **Source(path=self.test).digests("test"),
+        }
 
 
 class KgTask(Plugin):
@@ -113,17 +131,14 @@ class KgTask(Plugin):
     def problem(self, split: Split, index: int, seed: int) -> Problem:
         if self.files is not None:
             records = load_file_problems(self.files, split, self.prompt)
-            passes, position = divmod(index, len(records))
-            if split == "train":
-                position = _shuffle_kg_indices(f"{seed}/file", passes, len(records))[position]
-            return records[position].unpack()
+            return pick_problem(records, split, index, f"kg/{seed}/file").unpack()
         rounds, slot = divmod(index, _ROUND)
         type_, rank, quota = _build_round_slots(tuple(self.types.items()), seed)[slot]
         wordings = self._get_question_wordings(split)[type_]
-        passes, position = divmod(rounds * quota + rank, len(wordings))
-        order = _shuffle_kg_indices(f"{seed}/{split}/{type_}", passes, len(wordings))
+        purpose = f"kg/{seed}/{split}/{type_}"  # a test is shuffled too
+        asked = pick_problem(wordings, "train", rounds * quota + rank, purpose)
         hide = self.held_out if split == "train" else 0.0
-        return self._problem(split, *wordings[order[position]], world=self.world, hide=hide)
+        return self._problem(split, *asked, world=self.world, hide=hide)
 
     def lesson(self, index: int, seed: int) -> Problem:
         if self.files is not None:
@@ -155,7 +170,6 @@ class KgTask(Plugin):
         )
 
     def demonstration(self, problem: Problem, seed: int) -> Demonstration:
-        """Returns the turns of an episode in the environment with default options."""
         if self.files is not None:
             raise NotImplementedError("task.files: questions from files have no demonstrations")
         environment = KgEnvironment()
@@ -210,7 +224,6 @@ class KgTask(Plugin):
 
 
 def _sample_unseen_answer(view: GraphView, fields: Mapping[str, Any], rng: random.Random) -> str:
-    """A random answer of the right kind, independent of any observation."""
     if fields["type"] == "count":
         return str(rng.randint(1, 9))
     answer = view.entity(fields["answers"][0][0])
@@ -222,7 +235,6 @@ def _sample_unseen_answer(view: GraphView, fields: Mapping[str, Any], rng: rando
 def _build_question_wordings(
     share: float, every: bool, split: Split, types: tuple[Type, ...]
 ) -> Mapping[Type, tuple[_Asked, ...]]:
-    """All wordings of the questions of a split; raises ValueError if a type of `types` has none."""
     wordings = {}
     for type_, questions in build_question_population(load_world_graph(), share)[split].items():
         wordings[type_] = tuple(
@@ -240,10 +252,8 @@ def _build_question_wordings(
 def _build_round_slots(
     weights: tuple[tuple[Type, float], ...], seed: int
 ) -> Sequence[tuple[Type, int, int]]:
-    """The type of each problem of a round, its rank among that type, and the type's quota.
-
-    Quotas are the integer parts of the shares, at least one; the largest remainders get the rest.
-    """
+    """The type of each problem of a round, its rank among that type, and the type's quota: the
+    integer part of its share, at least one; the largest remainders get the rest."""
     total = reduce(add, (weight for _, weight in weights))  # `sum` depends on the Python
     shares = {type_: _ROUND * weight / total for type_, weight in weights}
     quotas = {type_: max(1, int(share)) for type_, share in shares.items()}
@@ -258,6 +268,90 @@ def _build_round_slots(
     return [(type_, next(ranks[type_]), quotas[type_]) for type_ in types]
 
 
-@lru_cache(maxsize=64)
-def _shuffle_kg_indices(purpose: str, passes: int, size: int) -> list[int]:
-    return random.Random(f"kg/{purpose}/pass {passes}").sample(range(size), size)
+# Questions from files, in the format of RoG on the Hugging Face hub, for WebQSP and CWQ ----------
+
+_LEVEL = 1
+"""Compression level: the fastest. Facts share few names, so it already saves nine tenths."""
+
+
+@dataclass(frozen=True, slots=True)
+class FileProblem:
+    """A problem with its facts as compressed JSON: CWQ has more than memory holds as objects."""
+
+    bare: Problem
+    packed: bytes
+
+    def unpack(self) -> Problem:
+        triples = json.loads(zlib.decompress(self.packed))
+        return replace(self.bare, fields={**self.bare.fields, "triples": triples})
+
+
+def load_file_problems(
+    files: KgQuestionFiles, split: Split, prompt: str
+) -> tuple[FileProblem, ...]:
+    """The problems of a split's file: those with an answer, for training not those of the test."""
+    return _load_split(files, split, prompt, Source(path=(files.train, files.test)).stamps())
+
+
+@lru_cache(maxsize=4)
+def _load_split(
+    files: KgQuestionFiles, split: Split, prompt: str, stamps: tuple[Stamp, ...]
+) -> tuple[FileProblem, ...]:
+    path = files.train if split == "train" else files.test
+    tested = _load_split(files, "test", prompt, stamps) if split == "train" else ()
+    known = {name for problem in tested for name in _list_identities(problem)}
+    read = Source(path=path).parse_rows(lambda record: _read_problem(record, split, path, prompt))
+    problems = tuple(
+        problem
+        for _, problem in read
+        if problem.bare.fields["answers"] and known.isdisjoint(_list_identities(problem))
+    )
+    if not problems:
+        raise ValueError(f"{path}: holds no question with an answer for the split {split!r}")
+    return problems
+
+
+def _list_identities(problem: FileProblem) -> tuple[str, str]:
+    """Two problems are the same if they share an id or the question's text."""
+    return f"id {problem.bare.id}", f"question {problem.bare.fields['question']}"
+
+
+def _read_problem(record: Mapping[str, Any], split: Split, path: Path, prompt: str) -> FileProblem:
+    question = _require_visible_text(get_value_at_path(record, "question"), "question")
+    answers = [_require_visible_text(n, "an answer") for n in _get_list(record, "answer")]
+    entities = [_require_visible_text(n, "an entity") for n in _get_list(record, "q_entity")]
+    triples = _get_list(record, "graph")
+    for fact in triples:
+        if not isinstance(fact, list) or len(fact) != 3:
+            raise ValueError(f"expected a fact of three parts, got {fact!r}")
+        for value, what in zip(fact, ("a subject", "a relation", "an object"), strict=True):
+            _require_visible_text(value, what)
+    fields = {
+        "question": question,
+        "answers": [[name] for name in dict.fromkeys(answers)],
+        "any_of": False,
+        "type": "file",
+        "data_source": f"kg.{path.name.split('.')[0]}",
+        "split": split,
+        "start": entities,
+    }
+    text = fill_prompt(prompt, question, entities)
+    id_ = f"kg/{get_value_at_path(record, 'id')}"
+    packed = zlib.compress(json.dumps(triples).encode(), _LEVEL)
+    return FileProblem(Problem(id=id_, prompt=text, fields=fields), packed)
+
+
+def _get_list(record: Mapping[str, Any], field: str) -> list[Any]:
+    value = get_value_at_path(record, field)
+    if not isinstance(value, list):
+        raise ValueError(f"expected a list as {field}, got {value!r}")
+    return value
+
+
+def _require_visible_text(value: Any, what: str) -> str:
+    if isinstance(value, str):
+        if value.isprintable() and value.strip():  # the usual case, and much faster
+            return value
+        if has_visible_text(value) and not any("\ud800" <= c <= "\udfff" for c in value):
+            return value
+    raise ValueError(f"expected visible text as {what}, got {value!r}")

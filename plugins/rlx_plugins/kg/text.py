@@ -77,11 +77,7 @@ def _truncate_text(text: str, limit: int) -> str:
 
 
 def fill_prompt(template: str, question: str, entities: Sequence[str]) -> str:
-    """Returns a question's prompt.
-
-    Entities are untrusted: each is escaped as in observations, and quoted as in a query, so that a
-    name with a comma can be copied. Without any entity, the text is `none`.
-    """
+    """Returns a question's prompt; untrusted entities are escaped, and quoted as in a query."""
     shown = [escape_text(name) for name in entities]
     quoted = [f"'{name}'" if '"' in name else f'"{name}"' for name in shown]
     return fill_template(template, {"question": question, "entities": ", ".join(quoted) or "none"})

@@ -29,7 +29,8 @@ with speed_up_imports():
         train_batch,
     )
 
-    from rlx.learner import Critic, Learner, build_learner_with_reference, engine, join_ranks
+    from rlx.learner import Critic, Learner, build_learner_with_reference, join_ranks
+    from rlx.learner import learner as learner_module
     from rlx.model import adapt_policy, build_policy, convert_weights
     from rlx.spec import CriticSpec, PretrainedModelSpec, RunnerSpec
 
@@ -48,7 +49,7 @@ way, and the others alike."""
 @contextmanager
 def plain_loading():
     """The engine gets a whole float32 model on its device, and DeepSpeed does the rest."""
-    with patch.object(engine, "_place_weights", lambda module, _, device, __: module.to(device)):
+    with patch.object(learner_module, "_place_weights", lambda one, _, device, __: one.to(device)):
         yield
 
 

@@ -129,9 +129,8 @@ def build_refusal(diagnostics: Sequence[Diagnostic], file: str) -> InvalidSpec:
     follows the lowest exit code among them."""
 
     def get_rank(fault: Diagnostic) -> tuple[int, int, int]:
-        place = fault.position
-        order = get_args(FaultKind).index(fault.kind)
-        return order, place.line if place else 0, place.column if place else 0
+        at = (fault.position.line, fault.position.column) if fault.position else (0, 0)
+        return get_args(FaultKind).index(fault.kind), *at
 
     ordered = sorted(dict.fromkeys(diagnostics), key=get_rank)
     return _REFUSALS[min(d.exit_code for d in ordered)](ordered, file)

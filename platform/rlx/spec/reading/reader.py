@@ -37,6 +37,7 @@ from rlx.spec.reading.diagnostics import (
 )
 from rlx.spec.reading.validation_errors import validate_values
 from rlx.spec.reading.yaml_source import (
+    OVERRIDE,
     Place,
     YamlDocument,
     parse_yaml_document,
@@ -48,17 +49,15 @@ from rlx.text import escape_unprintable
 _Model = TypeVar("_Model", bound=BaseModel)
 _EXTENDS = "extends"
 _IN_PYTHON = "<python>"
-_OVERRIDE = "<override>"
 _SELECTORS = ("plugin", "kind", "strategy", "engine")
 """Keys that select what the other keys of their section mean; in `estimator`, `name` does."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedSpec:
-    """An experiment as it was read: its file, or `<python>`, what was written there and by
-    overrides, and the spec."""
+    """An experiment as it was read: what was written in its file, or in Python, and by overrides,
+    and the spec."""
 
-    path: Path
     document: YamlDocument
     spec: ExperimentSpec
 
@@ -67,33 +66,31 @@ class LoadedSpec:
         """Maps the dotted path of every value to `default`, `FILE:line` or `--set`; a list of plain
         values counts as one value."""
         origins = {}
-        for at in _list_leaf_paths(self.spec.dump_resolved(), ()):
+        for at, _ in _list_leaves(self.spec.dump_resolved(), ()):
             written = at
             if at[-1] == "kind" and isinstance(get_at_path(self.document.tree, at[:-1]), str):
                 written = at[:-1]  # a bare kind, such as `launcher: slurm`
             origin = "default"
             if found := self.document.places.get(written):
                 place = found.value
-                origin = "--set" if place.file == _OVERRIDE else f"{place.file}:{place.line}"
+                origin = "--set" if place.file == OVERRIDE else f"{place.file}:{place.line}"
             origins[format_key_path(at)] = origin
         return origins
 
 
 def list_leaf_values(tree: Any) -> Iterator[tuple[str, Any]]:
     """Yields every value of an experiment with its dotted path; a list of plain values is one."""
-    for path in _list_leaf_paths(tree, ()):
-        yield format_key_path(path), get_at_path(tree, path)
+    for path, value in _list_leaves(tree, ()):
+        yield format_key_path(path), value
 
 
-def _list_leaf_paths(value: Any, path: KeyPath) -> Iterator[KeyPath]:
-    if isinstance(value, dict) and value:
-        for key, below in value.items():
-            yield from _list_leaf_paths(below, (*path, key))
-    elif isinstance(value, list) and any(isinstance(item, dict | list) for item in value):
-        for index, item in enumerate(value):
-            yield from _list_leaf_paths(item, (*path, index))
+def _list_leaves(value: Any, path: KeyPath) -> Iterator[tuple[KeyPath, Any]]:
+    is_list = isinstance(value, list) and any(isinstance(item, dict | list) for item in value)
+    if is_list or (isinstance(value, dict) and value):
+        for key, below in enumerate(value) if is_list else value.items():
+            yield from _list_leaves(below, (*path, key))
     else:
-        yield path
+        yield path, value
 
 
 def read_document(source: Path | Mapping[str, Any], overrides: Sequence[str] = ()) -> YamlDocument:
@@ -216,8 +213,8 @@ def _extend(document: YamlDocument, folder: Path, chain: Sequence[Path]) -> Yaml
             del get_at_path(tree, at[:-1])[at[-1]]  # null leaves out what cannot be null
     places = {**base.places, **document.places}
     places = {path: place for path, place in places.items() if has_path(tree, path)}
-    bases = ((base.file, base.text), *base.bases)
-    return replace(document, tree=tree, places=places, bases=bases)
+    text = f"{document.text.rstrip()}\n--- # {escape_unprintable(base.file)}\n{base.text}"
+    return replace(document, text=text, tree=tree, places=places)
 
 
 def _find_base(document: YamlDocument, folder: Path, chain: Sequence[Path]) -> tuple[Path, str]:
@@ -298,20 +295,20 @@ def _rename_plugins(document: YamlDocument, rename: Callable[[str, KeyPath], str
 def _apply_override(tree: Any, places: dict[KeyPath, Place], number: int, text: str) -> None:
     """Sets one value, and the mappings on the way to it that are missing."""
     name, equals, value = text.partition("=")
-    written = parse_yaml_document(value, _OVERRIDE, before=name + equals, number=number)
+    written = parse_yaml_document(value, OVERRIDE, before=name + equals, number=number)
     try:
         if not equals or not all(name.split(".")):
             raise ValueError("write an override as path.to.key=value")
         path = set_at_path(tree, name, written.tree)
     except ValueError as error:
-        position = SourceLocation(_OVERRIDE, number, 1, max(1, len(name)), text)
+        position = SourceLocation(OVERRIDE, number, 1, max(1, len(name)), text)
         fault = build_error((), str(error), kind="syntax", position=position)
-        raise build_refusal([fault], _OVERRIDE) from error
+        raise build_refusal([fault], OVERRIDE) from error
     for former in [one for one in places if one[: len(path)] == path]:
         del places[former]
     start = 1
     for end, key in enumerate(path, 1):
-        at = SourceLocation(_OVERRIDE, number, start, len(str(key)), text)
+        at = SourceLocation(OVERRIDE, number, start, len(str(key)), text)
         places.setdefault(path[:end], Place(at, at))
         start += len(str(key)) + 1
     places |= {(*path, *below): found for below, found in written.places.items()}

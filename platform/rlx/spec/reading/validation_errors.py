@@ -207,6 +207,8 @@ class _Explainer:
         if wanted == "a mapping" and isinstance(value, str | int | float):
             models = [one for one in expected if _is_model(one)]
             help_ = _suggest_section(where, models[0], value) if models else ""
+        if where == ("seed",) and isinstance(value, list):
+            help_ = "a file has one seed: `rlx submit --seeds 0..4` runs it with several"
         return _build_value_error(where, wanted, value, help_)
 
     def _explain_missing_key(self, path: KeyPath) -> Diagnostic:
@@ -260,16 +262,15 @@ _WORDS = {
 }
 """Pydantic's words, and those of YAML."""
 _PATTERNS = {
-    r"^[A-Za-z0-9][A-Za-z0-9._-]*$": (
-        "made of letters, digits, '.', '_' and '-', a letter or digit first"
-    ),
+    r"^[A-Za-z0-9][A-Za-z0-9._-]*$": "letters, digits, '.', '_' and '-', a letter or digit first",
     r"^[A-Za-z0-9][A-Za-z0-9_-]{0,39}$": (
-        "made of at most 40 letters, digits, '_' and '-', a letter or digit first"
+        "at most 40 letters, digits, '_' and '-', a letter or digit first"
     ),
-    r"^[A-Za-z_][A-Za-z0-9_-]*$": "made of letters, digits, '_' and '-', a letter or '_' first",
-    r"^[a-z][a-z0-9_]*$": "made of lowercase letters, digits and '_', a letter first",
-    r"^[a-z][a-z0-9-]*$": "made of lowercase letters, digits and '-', a letter first",
+    r"^[A-Za-z_][A-Za-z0-9_-]*$": "letters, digits, '_' and '-', a letter or '_' first",
+    r"^[a-z][a-z0-9_]*$": "lowercase letters, digits and '_', a letter first",
+    r"^[a-z][a-z0-9-]*$": "lowercase letters, digits and '-', a letter first",
 }
+"""What texts are made of, by their form."""
 _NUMBER = re.compile(r"[+-]?[0-9]+(\.[0-9]*)?(e[+-]?[0-9]+)?")
 
 
@@ -301,7 +302,8 @@ def _describe_expected(error: ErrorDetails) -> str:
     text = error["msg"]
     if error["type"] == "string_pattern_mismatch":
         pattern = error["ctx"]["pattern"]
-        return _PATTERNS.get(pattern, f"of the form {pattern}")
+        words = _PATTERNS.get(pattern)
+        return f"made of {words}" if words else f"of the form {pattern}"
     if found := re.match(r"\w+ should have ((at \w+ )?\d+ \w+)", text):
         return f"of {found[1]}"
     if not text.startswith("Input should be "):
@@ -325,6 +327,8 @@ def _suggest_fix(value: Any, names: Sequence[str], kind: str) -> str:
         return ""
     if near := did_you_mean(value, names):
         return f"did you mean '{near}'?"
+    if value.startswith("${"):
+        return "values are not taken from the environment: use --set"
     if kind in ("int_type", "float_type") and _NUMBER.fullmatch(value):
         return f"write it without quotes: {value}"
     if kind in ("tuple_type", "list_type"):

@@ -30,6 +30,8 @@ from rlx.text import escape_unprintable
 
 MAX_BYTES = 262_144
 MAX_DEPTH = 32
+OVERRIDE = "<override>"
+"""Name of the source of all overrides."""
 _MAX_DIGITS = 400
 _TYPOGRAPHIC = re.compile("[\u2018-\u201f\u00ab\u00bb].*[\u2018-\u201f\u00ab\u00bb]", re.DOTALL)
 """A text between the quotes of a word processor."""
@@ -49,23 +51,15 @@ class YamlDocument:
 
     Attributes:
         file: name as the user gave it.
-        text: the source.
+        text: the source, and those that it extends, as a stream of YAML documents.
         tree: the plain values; keys are strings as written, even numbers.
         places: where the value at each path of the tree is.
-        bases: name and text of each file that it extends, the nearest first.
     """
 
     file: str
     text: str
     tree: Any
     places: Mapping[KeyPath, Place]
-    bases: tuple[tuple[str, str], ...] = ()
-
-    @property
-    def whole_text(self) -> str:
-        """The source and those of the files that it extends, as a stream of YAML documents."""
-        parts = [f"--- # {escape_unprintable(name)}\n{text}" for name, text in self.bases]
-        return "".join(f"{part.rstrip()}\n" for part in (self.text, *parts)) if parts else self.text
 
     def locate(self, path: KeyPath, *, key: bool = False) -> SourceLocation | None:
         """Returns the location of `path` or of its nearest existing ancestor; None if neither
@@ -275,6 +269,8 @@ class _DocumentReader:
         for near in (number, number - 1):
             if "\u00a0" in "".join(self.lines[near : near + 1]):
                 return f"line {near + 1} contains a non-breaking space; write a plain one"
+        if re.match(r"<{7} |={7}$|>{7} ", "".join(self.lines[number : number + 1])):
+            return "these are the marks of a merge conflict"
         if error.context in ("while parsing a flow mapping", "while parsing a flow sequence"):
             opened = error.context_mark.line + 1 if error.context_mark else number + 1
             return f"close the bracket that line {opened} opens, or separate its items by commas"
@@ -294,7 +290,8 @@ def locate_diagnostic(diagnostic: Diagnostic, document: YamlDocument) -> Diagnos
         path = diagnostic.against
     is_unknown = diagnostic.kind == "unknown_key"
     position = diagnostic.position or document.locate(path, key=is_unknown)
-    if position and is_unknown and not diagnostic.meant and position.file in dict(document.bases):
+    is_own = position is None or position.file in (document.file, OVERRIDE)
+    if is_unknown and not diagnostic.meant and not is_own:
         name = format_key_path(path)
         helps += (f"null for '{name}' in {escape_unprintable(document.file)} leaves it out",)
     return replace(diagnostic, position=position, helps=helps)

@@ -1,14 +1,21 @@
-"""Synthetic responses, and sampling sessions that return them: with and without an environment."""
+"""A trial of one phase: synthetic responses, with rewards and credit by the experiment's code."""
 
 import random
 import re
+import sys
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, ClassVar, Literal, NamedTuple
 
+import torch
 from tokenizers import AddedToken
+from torch import Tensor
+from torch.nn.functional import pad
 
+from rlx.agents import build_rollout_host
+from rlx.credit import CreditInputs, TurnWithoutTokens, structured_scores
 from rlx.discovery import ExperimentPlugins
 from rlx.errors import SpecError, summarize_error
 from rlx.model import (
@@ -21,8 +28,18 @@ from rlx.model import (
     load_local_dialogue,
     load_vocabulary,
 )
+from rlx.phase_setup import PhaseSetup
+from rlx.plan.memory import (
+    MemoryEstimate,
+    ModelShape,
+    TokenBudget,
+    estimate_step_memory,
+    load_model_shape,
+    token_budget,
+)
 from rlx.plugin import Action, Problem, Rehearsed, StandsIn, Step, Task
 from rlx.plugin_calls import blame_plugin, show_plugin_output
+from rlx.reward import RewardPool, RewardTable, score_rollouts
 from rlx.rollout import (
     Completion,
     CompletionRequest,
@@ -30,12 +47,24 @@ from rlx.rollout import (
     EnvironmentPlan,
     HostFault,
     RolloutPlan,
+    RolloutTree,
     derive_turn_seed,
+    fill_turn_template,
     join_results,
     make_up_call,
+    sample_rollout_trees,
 )
 from rlx.seeding import derive_seed
-from rlx.spec import ExperimentSpec, TinyModelSpec, TurnSpec
+from rlx.spec import ExperimentSpec, PhaseSpec, TinyModelSpec, TurnSpec
+from rlx.step import (
+    ScoredRows,
+    TokenStreams,
+    TrainBatch,
+    assign_credit,
+    build_scored_rows,
+    find_lost_rows,
+)
+from rlx_registry import STREAMS, TokenStream
 
 # Tokenizers --------------------------------------------------------------------------------------
 _PIECE = re.compile(r" ?[^\W\d_]{1,8}|\d| ?[^\w\s]|\s|_")
@@ -45,7 +74,7 @@ _TAGS = re.compile(r"(</?[A-Za-z_][\w-]*>)")
 
 
 class WordVocabulary(Vocabulary):
-    """Words, digits and signs of the texts that it has encoded: it writes any text."""
+    """Words, digits and signs of the texts that it has encoded; new ones become part of it."""
 
     END = "<|endoftext|>"
     unk_token_id = None
@@ -58,48 +87,37 @@ class WordVocabulary(Vocabulary):
         return len(self._ids)
 
     def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
-        """The tokens of a text; new pieces become part of the vocabulary."""
         return [self._ids.setdefault(one, len(self._ids)) for one in _PIECE.findall(text)]
 
     def decode(self, ids: Sequence[int], **_: bool) -> str:
-        """The text of tokens."""
         pieces = list(self._ids)
         return "".join(pieces[token] for token in ids)
 
 
 @dataclass(frozen=True, slots=True)
 class PlanSpeech:
-    """The dialogue of the experiment's model; for programs of agents a `rlx.serving.ServedPolicy`.
-
-    Attributes:
-        note: what stands in for the tokenizer; "" if it is the model's own.
-    """
+    """The dialogue of the experiment's model, a `rlx.serving.ServedPolicy` for programs of agents;
+    `note` is what stands in for its tokenizer, or ""."""
 
     dialogue: ModelDialogue
     note: str = ""
 
     @property
     def tokenizer(self) -> Any:
-        """The dialogue's tokenizer."""
         return self.dialogue.tokenizer
 
     @property
     def end_ids(self) -> tuple[int, ...]:
-        """Tokens that end a turn."""
         return self.dialogue.end_ids
 
     @property
     def vocabulary(self) -> int:
-        """Number of tokens."""
-        return len(self.tokenizer)
+        return len(self.dialogue.tokenizer)
 
 
 def load_speech(spec: ExperimentSpec, plugins: ExperimentPlugins) -> PlanSpeech:
-    """Loads the dialogue of the experiment's model, or a stand-in for it.
-
-    Raises:
-        SpecError, EnvironmentFault: the tokenizer is here but cannot be used.
-    """
+    """Loads the dialogue of the experiment's model, or a stand-in for it; raises SpecError or
+    EnvironmentFault for a tokenizer that is here but cannot be used."""
     model = spec.model
     if not isinstance(model, TinyModelSpec):
         if (dialogue := load_local_dialogue(model)) is not None:
@@ -141,8 +159,7 @@ def fit_to_vocabulary(speech: ModelDialogue, text: str) -> str:
 
 
 # Problems ----------------------------------------------------------------------------------------
-@dataclass(frozen=True, slots=True)
-class PlanProblems:
+class PlanProblems(NamedTuple):
     """The task's problems, or placeholders; `note` is what replaces them and why, or ""."""
 
     problems: tuple[Problem, ...]
@@ -150,12 +167,8 @@ class PlanProblems:
 
 
 def load_plan_problems(spec: ExperimentSpec, task: Task, count: int) -> PlanProblems:
-    """The first training problems of an experiment, or placeholders if its data are missing.
-
-    Raises:
-        SpecError: the data are here but do not match the options.
-        PluginError: the task fails.
-    """
+    """The first training problems of an experiment, or placeholders if its data are missing; raises
+    SpecError if they do not match the options."""
     seed = derive_seed(spec.seed, "train")  # as in a training run
     try:
         with blame_plugin(
@@ -176,8 +189,8 @@ def load_plan_problems(spec: ExperimentSpec, task: Task, count: int) -> PlanProb
 def _make_up_problem(task: Task, number: int) -> Problem:
     """A product, with the field names that the task's options set."""
     question, answer = f"{number + 6} * 7 = ?", str((number + 6) * 7)
-    named = getattr(task, "fields", None)
-    names = named if isinstance(named, Mapping) else ("question", "answer")
+    names = getattr(task, "fields", None)
+    names = names if isinstance(names, Mapping) else ("question", "answer")
     fields = {name: answer if _TRUTHS.search(name) else question for name in names}
     try:
         prompt = str(getattr(task, "prompt", "{question}")).format(**fields)
@@ -209,7 +222,8 @@ def find_right_answers(fields: Mapping[str, Any]) -> list[str]:
 # Texts -------------------------------------------------------------------------------------------
 Role = Literal["good", "poor", "untagged", "cut", "twin", "any"]
 _ROLES: tuple[Role, ...] = ("good", "poor", "untagged", "cut", "twin")
-"""Roles of a group's first responses."""
+"""Of a group's first responses: what training meets with any model. One is without tags, one ran
+out of tokens, and the twin repeats the first."""
 _DRAWS = 24
 """Demonstrations to try when looking for a good or a poor one."""
 _TAG_LINES = re.compile(r"\s*(?:</?[A-Za-z_][\w-]*>\s*)+")
@@ -223,11 +237,7 @@ def _get_role(place: int) -> Role:
 
 @dataclass(frozen=True, slots=True)
 class ResponseAuthor:
-    """Writes the synthetic responses of an experiment.
-
-    A group that is large enough has a good response, a poor one, one without tags, one that ran
-    out of tokens, and two identical ones: what training meets with any model.
-    """
+    """Writes the synthetic responses of an experiment."""
 
     plan: RolloutPlan
     spec: ExperimentSpec
@@ -237,13 +247,8 @@ class ResponseAuthor:
     def write_text(
         self, problem: Problem, number: int, seed: int, role: Role, confidence: str
     ) -> str:
-        """Returns a matching demonstration of the task, otherwise the turn's spans filled in.
-
-        Args:
-            number: number of the turn, from 0.
-            seed: selects the demonstration.
-            confidence: the confidence that the turn states, if it states one.
-        """
+        """Returns a matching demonstration of the task, otherwise the spans of turn `number` (from
+        0) filled in, with this confidence if it states one."""
         talk = self.plan.talk
         turn = self.plan.levels[number].turn if talk is None else talk.sampling(number + 1)
         answers = number == self.plan.answer_level or talk is not None
@@ -267,7 +272,6 @@ class ResponseAuthor:
         return whole if len(self.speech.encode(whole)) < turn.max_new_tokens else text
 
     def _list_demonstrations(self, problem: Problem, number: int, seed: int) -> Iterator[str]:
-        """Yields the task's demonstrations of this turn, good and poor, without duplicates."""
         if not getattr(self.task, "demonstrates", True):
             return
         seen = set()
@@ -323,8 +327,7 @@ def _alter_answer(answer: str) -> str:
 # Sessions ----------------------------------------------------------------------------------------
 class TreeSession:
     """A `rlx.rollout.SamplingSession` without a model, for schedules without an environment, with a
-    context of `room` tokens.
-    """
+    context of `room` tokens."""
 
     def __init__(self, author: ResponseAuthor, problems: Sequence[Problem], room: int) -> None:
         self._author, self._problems = author, problems
@@ -385,15 +388,12 @@ def find_script(spec: ExperimentSpec, task: Task) -> Rehearsed | None:
 
 class DialogueSession(EnvironmentHost):
     """A `rlx.rollout.SamplingSession` without a model, for the programs of agents, and for an
-    environment, whose host it wraps: a task's script hears what it answers. Create one object per
-    call of `rlx.rollout.sample_rollout_trees`.
+    environment, whose `host` it wraps: the task's `script`, if it acts itself, hears what it
+    answers. It serves one call of `rlx.rollout.sample_rollout_trees`.
 
     Args:
         problems: problems of the trees being sampled, in order, with one of the `seeds` each.
-        talk: how many rollouts and turns there are.
         room: context length in tokens.
-        host: runs the environment.
-        script: the task, if it acts itself; see `find_script`.
     """
 
     def __init__(
@@ -424,8 +424,8 @@ class DialogueSession(EnvironmentHost):
     def generate(
         self, requests: Sequence[CompletionRequest], sampling: TurnSpec
     ) -> list[tuple[Completion, ...]]:
-        """Returns one turn per seed, which tells whose turn it is; where a program forks its own
-        history, that of the first problem."""
+        """Returns one turn per seed, which tells whose turn it is; one that a program forks off is
+        of the first problem."""
         self._live = []
         return [
             tuple(self._take_turn(seed, sampling) for seed in request.seeds) for request in requests
@@ -459,19 +459,13 @@ class DialogueSession(EnvironmentHost):
         said.append(text)
         return text
 
-    @property
-    def host(self) -> EnvironmentHost:
-        """The environment's."""
-        assert self._host is not None
-        return self._host
-
     def reset(self, calls: Sequence[tuple[Mapping[str, Any], int]]) -> list[Any]:
-        """Returns the initial states of all games, problem by problem."""
-        return self.host.reset(calls)
+        assert self._host is not None
+        return self._host.reset(calls)
 
     def step(self, calls: Sequence[tuple[Any, Action]]) -> list[Step | HostFault]:
-        """Passes the turns to the environment and returns its steps."""
-        steps = self.host.step(calls)
+        assert self._host is not None
+        steps = self._host.step(calls)
         for (game, player), step in zip(self._live, steps, strict=True):
             if isinstance(step, Step):
                 reader = game, step.player if self._talk.players > 1 else player
@@ -481,5 +475,195 @@ class DialogueSession(EnvironmentHost):
         return steps
 
     def release(self, states: Sequence[Any]) -> None:
-        """Passes the states on."""
-        self.host.release(states)
+        assert self._host is not None
+        self._host.release(states)
+
+
+# A trial ------------------------------------------------------------------------------------------
+_ROWS_PER_PROMPT = 512
+"""Rows per prompt above which a trial samples smaller groups than the experiment."""
+Place = tuple[int, int]
+"""(tree, segment)."""
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class PlanTrial:
+    """Synthetic rollouts of the phases that have the settings of `setup`.
+
+    Attributes:
+        note: what stands in for the task's problems; "" if they are its own.
+        shape: None if unknown on this machine.
+        table: rewards of the sampled `trees`; `rewards` are the same as tensors.
+        train: None, like `rewards`, if nothing could be scored.
+        stopped: why credit could not be assigned; "" if it was.
+    """
+
+    setup: PhaseSetup
+    phases: tuple[PhaseSpec, ...] = ()
+    note: str = ""
+    shape: ModelShape | None
+    trees: list[RolloutTree]
+    table: RewardTable
+    is_scripted: bool = False
+    rewards: CreditInputs | None = None
+    train: TrainBatch | None = None
+    made_up: tuple[str, ...] = ()
+    stopped: str = ""
+
+    @cached_property
+    def tokens(self) -> TokenBudget:
+        """Tokens of a step."""
+        return token_budget(self.setup, self.trees)
+
+    @cached_property
+    def memory(self) -> MemoryEstimate | None:
+        """What a step needs of a rank; None without a `shape`."""
+        shape = self.shape
+        return None if shape is None else estimate_step_memory(self.setup, shape, self.tokens)
+
+    @property
+    def faults(self) -> dict[Place, str]:
+        """Environment faults, by the turn or prompt that caused them."""
+        return {
+            (t, segment.parent): str(segment.info["fault"])
+            for t, tree in enumerate(self.trees)
+            for segment in tree.segments
+            if segment.author == "environment" and "fault" in segment.info
+        }
+
+    @property
+    def is_faulty(self) -> bool:
+        """A plugin failed, so later results mean little."""
+        return bool(self.faults or self.table.faults)
+
+    @property
+    def unfinished_turns(self) -> tuple[Place, ...]:
+        """Last turns of rollouts that ended before the environment was done."""
+        faults, places = self.faults, []
+        for t, tree in enumerate(self.trees):
+            continued = {segment.parent for segment in tree.segments}
+            places += [
+                (t, segment.parent)
+                for at, segment in enumerate(tree.segments)
+                if segment.author == "environment" and at not in continued
+            ]
+        return tuple(place for place in places if place not in faults)
+
+    @property
+    def stuck_plugin(self) -> str:
+        """Describes the plugin that missed its deadline; "" if none did."""
+        if any(fault.startswith("deadline") for fault in self.faults.values()):
+            return "the environment" if self.setup.plan.agent is None else "the agent"
+        places = (*self.table.turns.values(), *self.table.rollouts.values())
+        entries = (entry for named in places for entry in named.values())
+        late = any(e.is_fault and (e.reason or "").startswith("deadline") for e in entries)
+        return "a scorer" if late else ""
+
+
+def run_trial(
+    setup: PhaseSetup, problems: PlanProblems, loaded: PlanSpeech, pool: RewardPool
+) -> PlanTrial:
+    """Samples synthetic rollouts in the shape of the phase and assigns credit to them.
+
+    One rollout runs first, so that a hanging plugin costs one deadline instead of one per sample.
+
+    Raises:
+        PluginError, SpecError: the task's script, mask or estimator fails, or a text has no tokens.
+        EnvironmentFault: reward workers do not start.
+    """
+    speech, asked, note = loaded.dialogue, list(problems.problems), problems.note
+    if note:  # the task's own prompts must encode unchanged
+        asked = [
+            replace(p, prompt=fit_to_vocabulary(speech, fill_turn_template(speech, "{prompt}", p)))
+            for p in asked
+        ]
+    whole = setup.plan
+    if whole.talk is not None:  # faults are recorded and do not end the plan
+        whole = replace(whole, talk=replace(whole.talk, on_error="drop_sample"))
+    rewards = [
+        replace(one, use=one.use.model_copy(update={"on_error": "drop_sample"}))
+        if one.use.on_error == "fail"
+        else one
+        for one in setup.rewards
+    ]
+    script = None if whole.talk is None or note else find_script(setup.spec, setup.task)
+    shape = load_model_shape(setup.spec.model, loaded.vocabulary)
+
+    def sample_and_score(plan: RolloutPlan, problems: Sequence[Problem]) -> PlanTrial:
+        seeds = [derive_seed(setup.spec.seed, "plan", i) for i in range(len(problems))]
+        room = (shape and shape.positions) or sys.maxsize
+        author = ResponseAuthor(plan, setup.spec, setup.task, speech)
+        host = build_rollout_host(setup, pool, loaded)
+        session: TreeSession | DialogueSession
+        if plan.talk is None:
+            session = TreeSession(author, problems, room)
+        elif isinstance(host, EnvironmentHost):
+            session = host = DialogueSession(author, problems, seeds, plan.talk, room, host, script)
+        else:
+            session = DialogueSession(author, problems, seeds, plan.talk, room)
+        trees = sample_rollout_trees(plan, problems, seeds, session, speech, host)
+        return PlanTrial(
+            setup=setup,
+            note=note,
+            shape=shape,
+            trees=trees,
+            table=score_rollouts(trees, rewards, pool),
+            is_scripted=script is not None,
+        )
+
+    first = sample_and_score(whole.copy_with_siblings(1), asked[:1])
+    if first.stuck_plugin:
+        return replace(first, stopped=f"{first.stuck_plugin} hangs on the first rollout")
+    most = max(level.count for level in whole.levels)
+    while whole.rows_per_prompt > _ROWS_PER_PROMPT and most > 2:
+        most //= 2
+        whole = whole.copy_with_siblings(most)
+    return _assign_trial_credit(sample_and_score(whole, asked))
+
+
+def _assign_trial_credit(trial: PlanTrial) -> PlanTrial:
+    spec = trial.setup.spec
+    setup, what = trial.setup, "synthetic rollouts"
+    setup = replace(
+        setup,
+        mask=blame_plugin("mask", spec.mask.plugin, what)(setup.mask),
+        estimator=blame_plugin("estimator", spec.estimator.plugin, what)(setup.estimator),
+    )
+    lost = find_lost_rows(trial.trees, trial.table, needs_reward=spec.learns_from_rewards)
+    rows = build_scored_rows(setup, trial.trees, trial.table, without=lost)
+    if rows is None:
+        return replace(trial, stopped="no rollout could be scored")
+    streams, made_up = _sample_streams(setup, rows)
+    try:
+        train = assign_credit(rows, streams, setup.rules)
+    except TurnWithoutTokens as error:
+        return replace(trial, rewards=rows.rewards, stopped=str(error))
+    return replace(trial, rewards=rows.rewards, train=train, made_up=made_up)
+
+
+def _sample_streams(setup: PhaseSetup, rows: ScoredRows) -> tuple[TokenStreams, tuple[str, ...]]:
+    draw = torch.Generator().manual_seed(derive_seed(setup.spec.seed, "plan", "streams"))
+    providers = {STREAMS[need].provider for need in setup.needs if need in STREAMS}
+    optional = {
+        stream.name: _sample_stream(stream, rows, draw)
+        for stream in STREAMS.values()
+        if stream.is_optional and stream.provider in providers
+    }
+    behaviour, beta = rows.batch.behaviour_logprobs, setup.spec.credit.kl_coef
+    titles = (STREAMS[name].title or name.replace("_", " ") for name in optional)
+    made_up = ("responses", "behaviour log-probabilities", *titles)
+    return TokenStreams(old_logprobs=behaviour, optional=optional, beta=beta), made_up
+
+
+def _sample_stream(stream: TokenStream, rows: ScoredRows, draw: torch.Generator) -> Tensor:
+    """Synthetic values of one stream; every row is one reasoning step."""
+    behaviour, rewards = rows.batch.behaviour_logprobs, rows.rewards
+    if stream.dtype == "int64":
+        return torch.where(rows.batch.is_own, 0, -1)
+    if stream.shape == "[B]":
+        parts = (rewards.turn_rewards, rewards.turn_present, rewards.global_rewards)
+        return structured_scores(*parts).mean().expand(len(behaviour))
+    if stream.shape == "[B, S + 1]":  # nothing is left to gain in the last state
+        return pad(0.5 + 0.1 * torch.randn(len(behaviour), 1, generator=draw), (0, 1))
+    around = behaviour if stream.unit == "nats" else 0.5
+    return around + 0.1 * torch.randn(behaviour.shape, generator=draw)
