@@ -14,7 +14,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from importlib import import_module
-from typing import Any, NamedTuple, get_args, get_type_hints
+from typing import Any, get_args, get_type_hints
 
 import numpy as np
 import torch
@@ -277,28 +277,19 @@ def _unpack_value(value: Any) -> Any:
 # Comparison --------------------------------------------------------------------------------------
 
 
-class Difference(NamedTuple):
-    """An output that is not what a record expects."""
-
-    record: str
-    output: str
-    got: Any
-    expected: Any
-
-
 def find_differences(
     record: Mapping[str, Any], *, rtol: float = 1e-6, atol: float = 1e-9
-) -> list[Difference]:
+) -> list[str]:
     """The outputs of a record that differ from those of rlx, which must have them all."""
     got = compute_outputs(record)
     return [
-        Difference(record["id"], name, got[name], expected)
+        f"{record['id']}: {name} is {got[name]}, not {expected}"
         for name, expected in record["outputs"].items()
         if not agrees(got[name], expected, rtol, atol)
     ]
 
 
-def find_all_differences(content: Mapping[str, Any]) -> list[Difference]:
+def find_all_differences(content: Mapping[str, Any]) -> list[str]:
     """Those of all examples of a file."""
     tolerances = {key: content[key] for key in ("rtol", "atol") if key in content}
     return [d for record in content["examples"] for d in find_differences(record, **tolerances)]

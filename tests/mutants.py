@@ -1,8 +1,8 @@
 """Mutants: `make mutants` changes one place of the algorithm after the other, and reports which
 changes the tests do not notice in tests/mutants.md.
 
-A mutant is one file with another operator, number, flag or function. It lies in a folder with links
-to all the other files, first on the path of imports, so that worker processes read it too. It is
+A mutant is one file with another operator, number, flag or function. It lies in a copy of
+its folder, first on the path of imports, so that worker processes read it too. It is
 killed when a test of its room fails. tests/mutants.yaml has changes that are always tried, and
 verdicts on survivors.
 """
@@ -12,6 +12,7 @@ import ast
 import contextlib
 import hashlib
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -199,15 +200,10 @@ def try_mutant(mutant: Mutant, limit: float) -> bool:
 
 
 def _write(folder: Path, mutant: Mutant) -> str:
-    """Writes a mutant and links to all that is beside it; returns where imports find it."""
-    first, *names = Path(mutant.file).parts
-    source, target = ROOT / first, folder / first
-    for name in names:
-        target.mkdir()
-        for entry in source.iterdir():
-            if entry.name != name:
-                (target / entry.name).symlink_to(entry)
-        source, target = source / name, target / name
+    """Writes a mutant into a copy of all that is beside it; returns where imports find it."""
+    first = Path(mutant.file).parts[0]
+    shutil.copytree(ROOT / first, folder / first)
+    target = folder / mutant.file
     target.write_text(mutant.source)
     os.utime(target, (0, 0))  # what Python has compiled is of another time
     return str(folder / first)

@@ -13,26 +13,16 @@ from .api import (
 )
 from .errors import EnvironmentFault, PluginError, RegistryError, RlxError, SpecError
 from .launch import run_resume_trial
-from .results import (
-    EvaluationRequest,
-    ProbeRequest,
-    RescoreRequest,
-    evaluate,
-    probe_model,
-    rescore,
-)
+from .results import evaluate, probe_model, rescore
 
 __version__: str
 
 __all__ = [
     "EnvironmentFault",
-    "EvaluationRequest",
     "Experiment",
     "ExperimentPlan",
     "PluginError",
-    "ProbeRequest",
     "RegistryError",
-    "RescoreRequest",
     "RlxError",
     "Run",
     "SpecError",

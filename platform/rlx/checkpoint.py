@@ -120,14 +120,8 @@ def write_checkpoint(
     *,
     keep: int,
 ) -> SavedCheckpoint | None:
-    """Writes a checkpoint and removes old ones; every rank must call it.
-
-    Args:
-        root: folder of the run's checkpoints.
-        keep: number of checkpoints to keep, including this one.
-
-    Returns:
-        The checkpoint on rank 0; None on other ranks.
+    """Writes a checkpoint and removes all but the `keep` newest; every rank must call it. Returns
+    the checkpoint on rank 0, None on other ranks.
 
     Raises:
         CheckpointError: rank 0 does not find what another rank has written.
@@ -169,13 +163,8 @@ def list_checkpoint_steps(root: Path) -> list[int]:
 def find_newest_checkpoint(
     root: Path, recorded: Recorded, tell: Callable[[str], None]
 ) -> Path | None:
-    """The newest undamaged checkpoint; None if there is none.
-
-    Args:
-        root: folder of the run's checkpoints.
-        recorded: their digests in the registry.
-        tell: called with a message for every checkpoint that is rejected.
-    """
+    """The newest undamaged checkpoint; None if there is none. `tell` gets a message for every
+    checkpoint that is rejected."""
     for step in list_checkpoint_steps(root):
         folder = root / folder_name(step)
         try:
@@ -233,11 +222,7 @@ def copy_checkpoint(root: Path, step: str, recorded: Recorded, aside: Path) -> P
 def convert_checkpoint(folder: Path, root: Path) -> Path:
     """Converts a checkpoint to the universal format, which any number of ranks can load.
 
-    The result is cached, and verified like any other checkpoint.
-
-    Args:
-        folder: an undamaged checkpoint, written under ZeRO stage 1, 2 or 3.
-        root: folder of the conversion, which stays until the next checkpoint is written.
+    The result is verified like any other checkpoint, and stays until the next one is written.
     """
     from rlx.learner import convert_checkpoints  # imports torch
 
@@ -286,11 +271,6 @@ def write_weights(
     spec: ExperimentSpec, checkpoint: Path, folder: Path, tokenizer: Path | None = None
 ) -> None:
     """Writes a checkpoint's policy in the Hugging Face layout, as a finished run exports its model.
-
-    Args:
-        checkpoint: folder of a verified checkpoint.
-        folder: folder to create.
-        tokenizer: `RunFolder.tokenizer` of the run.
 
     Raises:
         RlxError: the checkpoint holds another model.

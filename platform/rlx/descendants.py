@@ -43,12 +43,8 @@ def die_with_parent() -> None:
 
 
 def kill_descendants(patience: float = 0.0, spare: Collection[int] = ()) -> None:
-    """Kills all descendants of this process, and collects those that are its children.
-
-    Args:
-        patience: seconds in which they may end by themselves, after removing their files.
-        spare: children that are left alone, with their descendants.
-    """
+    """Kills all descendants of this process, which may first end by themselves for `patience`
+    seconds, and collects its children; those to `spare` are left alone, with their descendants."""
     if not _has_children():
         return
     import psutil  # slow to import, and seldom needed

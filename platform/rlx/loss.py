@@ -109,8 +109,7 @@ def compute_sapo_loss(
 
     Its gradient is that of `compute_unclipped_loss` at rₜ = 1, and fades on both sides.
 
-    Args:
-        temperatures: (positive, negative); a larger one fades faster.
+    A larger temperature, (positive, negative), fades faster.
 
     Reference:
         SAPO, arXiv 2511.20347.

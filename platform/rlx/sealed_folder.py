@@ -47,14 +47,8 @@ def seal_folder(folder: Path, written: Collection[str] = ()) -> None:
 
 
 def write_manifest(folder: Path, written: Collection[str] = ()) -> None:
-    """Writes the digests of a folder's files into it.
-
-    Args:
-        written: paths of files that other processes have written into the folder.
-
-    Raises:
-        CheckpointError: such a file is not there.
-    """
+    """Writes the digests of a folder's files into it; raises CheckpointError if one that another
+    process has `written` is not there."""
     # By name: the listing of a network disk may be older than a file.
     if missing := [name for name in sorted(written) if not (folder / name).is_file()]:
         raise CheckpointError(

@@ -102,7 +102,7 @@ def test_faults_of_a_mapping_are_named(changes, message):
         (lambda: rlx.open_run(1), "a run is named by text, such as 'latest', not by a int"),
         (lambda: rlx.score({"response": "a"}, brevity), "a list with a mapping for each response"),
         (lambda: rlx.score(["a"], brevity), "a list with a mapping for each response"),
-        (lambda: rlx.EvaluationRequest(target="r-0001", samples=0), "samples is 0: it must be"),
+        (lambda: rlx.evaluate("r-0001", samples=0), "samples is 0: it must be"),
         (lambda: rlx.evaluate(3), "the target is a run, its name, or a model's folder or name"),
     ],
 )
@@ -280,9 +280,9 @@ def test_recipes_are_compared(run, printed):
 
 
 def test_a_run_is_rescored_to_the_bit(run):
-    found = rlx.rescore(rlx.RescoreRequest(run=run.id, steps=(16,)))
+    found = rlx.rescore(run.id, steps=[16])
     assert found.is_identical and found.steps == [16]
-    opened = rlx.rescore(rlx.RescoreRequest(run=run, steps=(16,)), registry="sqlite:///none.db")
+    opened = rlx.rescore(run, steps=[16], registry="sqlite:///none.db")
     assert opened.to_json() == found.to_json()
 
 

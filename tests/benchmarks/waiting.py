@@ -13,9 +13,8 @@ any waiting.
 import heapq
 import sys
 from collections import defaultdict
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
@@ -66,16 +65,13 @@ class World(EnvironmentHost):
 
     def submit(self, number: int, what: Literal["reset", "step"], arguments: Any) -> None:
         (answer,) = getattr(self.host, what)([arguments])
-        took = self._time_call(number, what)
+        took = 0.0
+        if self.slow != "none" and what == "step":
+            self._calls[number] += 1
+            drawn = (number,) if self.slow == "dialogues" else (number, self._calls[number])
+            took = SLOW if derive_seed(1, self.slow, *drawn) % 10 == 0 else USUAL
         self.waited[number] += took
         heapq.heappush(self._running, (self.time + took, number, answer))
-
-    def _time_call(self, number: int, what: str) -> float:
-        if self.slow == "none" or what == "reset":
-            return 0.0
-        self._calls[number] += 1
-        drawn = (number,) if self.slow == "dialogues" else (number, self._calls[number])
-        return SLOW if derive_seed(1, self.slow, *drawn) % 10 == 0 else USUAL
 
     def collect(self, seconds: float | None) -> list[tuple[int, Any]]:
         first = self._running[0][0] if self._running else float("inf")
@@ -108,21 +104,14 @@ class Model(Hashing):
         return super().generate(requests, sampling)
 
 
-@dataclass(frozen=True, slots=True)
-class Waiting:
-    """What a step took.
-
-    Attributes:
-        seconds: in all.
-        batches: of the model.
-        longest: seconds that the dialogue which waits longest waits for the world.
-        trees: what was sampled.
-    """
+class Waiting(NamedTuple):
+    """What a step took: seconds in all, batches of the model, seconds that the dialogue which waits
+    longest waits for the world, and what was sampled."""
 
     seconds: float
     batches: int
     longest: float
-    trees: list[RolloutTree] = field(repr=False)
+    trees: list[RolloutTree]
 
 
 def measure_waiting(slow: Slow, patience: float | None) -> Waiting:

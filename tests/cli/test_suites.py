@@ -10,7 +10,7 @@ from rlx.errors import SpecError
 from rlx.model import load_local_dialogue
 from rlx.phase_setup import build_setup
 from rlx.plan import read_spec
-from rlx.results import EvaluationRequest, TrainedModel, build_requested_suite, build_set_spec
+from rlx.results import TrainedModel, build_requested_suite, build_set_spec
 from rlx.spec.reading import read_suite
 from rlx.spec.reading.reader import read_document
 
@@ -59,13 +59,11 @@ def test_what_departs_from_a_suite_is_part_of_its_name(tmp_path, asked, name):
     path = tmp_path / "suite.yaml"
     path.write_text("{name: shifted, problems: 70, samples: 2, sets: {a: {}, b: {problems: 20}}}")
     spec = read_spec(ROOT / "experiments" / "rlcr.yaml").spec
-    request = EvaluationRequest(target="latest", suite=path, **asked)
-    assert build_requested_suite(spec, request, print_text).name == name
-    own = EvaluationRequest(target="latest", **asked)
-    assert build_requested_suite(spec, own, print_text).name.startswith("own")
+    assert build_requested_suite(spec, path, asked, print_text).name == name
+    assert build_requested_suite(spec, None, asked, print_text).name.startswith("own")
     path.write_text("{name: own, sets: {a: {}}}")
     with pytest.raises(SpecError, match="choose another name"):
-        build_requested_suite(spec, request, print_text)
+        build_requested_suite(spec, path, asked, print_text)
 
 
 @pytest.mark.parametrize(
@@ -93,7 +91,6 @@ def test_where_nothing_can_be_written_nothing_is_answered(tmp_path, capsys, opti
 
 def test_greedy_answers_are_taken_once(capsys):
     spec = read_spec(ROOT / "experiments" / "rlcr.yaml").spec
-    request = EvaluationRequest(target="latest", samples=3, greedy=True)
-    suite = build_requested_suite(spec, request, print_text)
+    suite = build_requested_suite(spec, None, {"samples": 3, "greedy": True}, print_text)
     assert (suite.samples, suite.name) == (1, "own.greedy")
     assert "3 greedy answers would be identical" in capsys.readouterr().err

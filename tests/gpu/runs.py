@@ -14,7 +14,6 @@ import os
 import signal
 import sys
 import tempfile
-import textwrap
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -32,9 +31,7 @@ from rlx.launch import find_run_differences, list_live_ranks, open_registry
 EXPERIMENTS = Path(__file__).parents[2] / "experiments"
 PRETRAINED = ("smollm2_grpo", "smollm2_rlcr")
 QUIET = {"tracking.mlflow": "null"}
-CHANCE = {"rewards.turn.chance": "{plugin: chance, turn: '*'}"}
-"""A hash of a turn's text: what random weights write earns nothing, and equal rewards teach
-nothing."""
+CHANCE = {"rewards.turn.chance": f"{{plugin: {Path(__file__).parent}/chance.py:chance, turn: '*'}}"}
 PRETRAINED_REHEARSAL = {
     "phases": "[{name: all, steps: 2}]",
     "evaluation.problems": "2",
@@ -73,20 +70,6 @@ BY_SCHEDULE = {
     "environment": {"num_generations": 4, "max_turns": 2, "turn.max_new_tokens": 12},
 }
 """Sizes of a rehearsal on a CPU, below `rollout`."""
-PLUGIN = """
-    from zlib import crc32
-
-    from rlx.plugin import Example, Reward, Sample, Score
-
-    SAMPLE = Sample(id="a", problem={}, turn="answer", number=1, response="w1", n_tokens=1)
-
-
-    class Chance(Reward):
-        examples = (Example(name="gold", sample=SAMPLE, value=crc32(b"w1") / 2**32),)
-
-        def score(self, sample: Sample) -> Score:
-            return Score(crc32(sample.response.encode()) / 2**32)
-"""
 WANTED = ("perf/", "sampler/", "train/", "rewards/")
 """Figures of a step that are printed."""
 
@@ -108,7 +91,6 @@ def open_experiment(
     """Reads an experiment; `home`, a new folder, becomes RLX_HOME of this process."""
     is_small, file = device == "cpu", EXPERIMENTS / f"{name}.yaml"
     os.environ["RLX_HOME"] = str(home)
-    write_chance(home / "plugins")
     values = {**QUIET, "runner.device": device}
     if name in PRETRAINED:
         values |= PRETRAINED_REHEARSAL if is_small else {"runner.dtype": "bfloat16"}
@@ -123,19 +105,6 @@ def open_experiment(
             values["rollout.answer.max_new_tokens"] = "128"
         values |= KILLED if what == "kill" else {}
     return rlx.read(file, *(f"{key}={value}" for key, value in values.items()), *overrides)
-
-
-def write_chance(into: Path) -> None:
-    """Writes a reward plugin `chance`, which other processes find in this new folder."""
-    into.mkdir()
-    (into / "rlx_chance.py").write_text(textwrap.dedent(PLUGIN))
-    info = into / "rlx_chance-0.1.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: rlx-chance\nVersion: 0.1\n")
-    (info / "entry_points.txt").write_text("[rlx.rewards]\nchance = rlx_chance:Chance\n")
-    sys.path.append(str(into))
-    roots = os.environ.get("PYTHONPATH", "").split(os.pathsep)
-    os.environ["PYTHONPATH"] = os.pathsep.join([*filter(None, roots), str(into)])
 
 
 def follow_run(run: Run) -> None:

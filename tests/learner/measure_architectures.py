@@ -18,7 +18,6 @@ from rlx.importing import speed_up_imports
 with speed_up_imports():
     import torch
     import transformers
-    from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
     from rlx.learner import Learner, join_ranks
     from rlx.model import build_policy, find_window
@@ -32,7 +31,7 @@ with speed_up_imports():
 from rlx.step import TokenStreams, assign_credit
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from checkpoints import STYLES, tokenizer
+from checkpoints import STYLES, build_model, tokenizer
 
 EXPERIMENTS = Path(__file__).parents[2] / "experiments"
 SMALL = [
@@ -51,15 +50,9 @@ RECIPES = {
 """By name: the experiment, its phase, and what makes it small."""
 
 SIZES = {
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
     "head_dim": 8,
     "max_position_embeddings": 512,
     "initializer_range": 0.1,
-    "pad_token_id": 0,
     "bos_token_id": None,
 }
 OLDER = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 512}
@@ -135,18 +128,16 @@ MODELS = {
     "mamba": {"state_size": 4},
     "bamba": {**STATES, "attn_layer_indices": [1], "mamba_chunk_size": 16},
 }
-"""By model type: what makes it small, beyond the sizes. Windows are shorter than the dialogues."""
+"""By model type: what makes it small, beyond the sizes of all. Windows are below the dialogues."""
 
 
-def save_model(kind, sizes, folder, *, chat):
+def save_model(kind, options, folder, *, chat):
     """Saves a small random model with a tokenizer, with or without a chat template."""
     speaks = tokenizer(STYLES["chatml"])
     if not chat:
         speaks.chat_template = None
     vocabulary = {"vocab_size": len(speaks), "eos_token_id": speaks.eos_token_id}
-    torch.manual_seed(0)
-    config = CONFIG_MAPPING[kind](**{**vocabulary, **sizes})
-    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    build_model(kind, **{**vocabulary, **SIZES, **options}).save_pretrained(folder)
     speaks.save_pretrained(folder)
 
 
@@ -184,7 +175,7 @@ def take_step(setup, policy, sampler, learner):
 
 def measure(kind, options, recipes, ranks, folder, *, chat):
     """Figures of one architecture: how it is computed, and a step of each setup."""
-    save_model(kind, {**SIZES, **options}, folder, chat=chat)
+    save_model(kind, options, folder, chat=chat)
     policy = build_policy(PretrainedModelSpec(path=str(folder)), 0)
     sampler = TransformersSampler(
         copy_policy(policy, torch.float32), max_rows=64, device=torch.device("cpu")

@@ -262,12 +262,10 @@ def plain_expectation(model, train, loss):
 
 @functools.cache
 def plain_step(train, loss, *, lora):
-    """Figures, gradient, and what torch's own SGD takes off."""
+    """Figures, and gradient by name."""
     model, learned = plain_model(lora=lora)
-    before = copied(learned)
     total, held, penalty = plain_loss(model, train, loss)
     total.backward()
-    torch.optim.SGD(learned.values(), lr=LR).step()
     gradient = {name: p.grad for name, p in learned.items()}
     figures = {
         "loss": float(total.detach()),
@@ -276,7 +274,7 @@ def plain_step(train, loss, *, lora):
     }
     if loss.kl is not None:
         figures["kl_loss"] = penalty / float(train.weights.sum())
-    return figures, gradient, difference(before, learned)
+    return figures, gradient
 
 
 @functools.cache
@@ -338,6 +336,11 @@ def difference(before, after):
     return {name: before[name].double() - after[name].detach().cpu().double() for name in before}
 
 
+def scaled(gradient):
+    """What a step of SGD takes off."""
+    return {name: LR * g for name, g in gradient.items()}
+
+
 def sgd(parameters, spec):
     return torch.optim.SGD(parameters, lr=spec.learning_rate)
 
@@ -379,7 +382,7 @@ class Bench:
         self.stage, self.ranks, self.lora = stage, ranks, lora
         self.batches = batches
         self.folder = folder / f"{ranks.count}-{stage}-{lora}"
-        self.plain, self.gradient, self.taken_off = plain_step(batches[0], LOSS, lora=lora)
+        self.plain, self.gradient = plain_step(batches[0], LOSS, lora=lora)
 
     def policy(self):
         policy = build_policy(MODEL, 0)
@@ -422,13 +425,9 @@ class Bench:
         quiet = {**self.logprobs(learner), **self.silence(learner)}
         before, after, stats = self.stepped(policy, learner, self.batches[0])
         everywhere = self.ranks.gather(copied(dict(learner.iterate_weights())))
-        found = difference(before, after)
-        gradient = {name: LR * g for name, g in self.gradient.items()}
         return {
             **quiet,
-            "worst": worst(found, gradient),
-            "whole": whole(found, gradient),
-            "taken_off": whole(found, self.taken_off),
+            "worst": worst(difference(before, after), scaled(self.gradient)),
             "found": {name: getattr(stats, name) for name in self.plain},
             "plain": self.plain,
             "bonus_entropy": stats.bonus_entropy,
@@ -450,8 +449,8 @@ class Bench:
             wanted=train.wanted & first,
         )
         before, after, _ = self.stepped(*self.learner(READABLE, "several", sgd), alone)
-        *_, expected = plain_step(alone, LOSS, lora=self.lora)
-        return {"apart": whole(difference(before, after), expected)}
+        _, gradient = plain_step(alone, LOSS, lora=self.lora)
+        return {"apart": whole(difference(before, after), scaled(gradient))}
 
     def logprobs(self, learner):
         """Largest distance from plain log-probabilities, and what stands where none is wanted."""
@@ -517,11 +516,10 @@ class Bench:
 
     def choice(self, train, loss):
         """A step of SGD down another loss."""
-        plain, gradient, _ = plain_step(train, loss, lora=self.lora)
+        plain, gradient = plain_step(train, loss, lora=self.lora)
         before, after, stats = self.stepped(*self.learner(READABLE, "cut", sgd), train, loss)
-        found, gradient = difference(before, after), {n: LR * g for n, g in gradient.items()}
         return {
-            "worst": worst(found, gradient),
+            "worst": worst(difference(before, after), scaled(gradient)),
             "found": {name: getattr(stats, name) for name in plain},
             "plain": plain,
             "expected_score": stats.expected_score,
@@ -567,12 +565,12 @@ class Bench:
         return {
             "values_apart": float((values - expected)[train.mask].abs().max()),
             "values_outside": float(values[~train.mask].abs().max()),
-            "worst": worst(found, {name: LR * g for name, g in gradient.items()}),
+            "worst": worst(found, scaled(gradient)),
             "found": {name: getattr(stats, name) for name in plain},
             "plain": plain,
             "rate": stats.learning_rate,
             "silent": silent,
-            "learner_apart": whole(difference(*theirs[:2]), self.taken_off),
+            "learner_apart": whole(difference(*theirs[:2]), scaled(self.gradient)),
         }
 
     def half_precision(self):
@@ -581,7 +579,7 @@ class Bench:
         before, after, stats = self.stepped(policy, learner, self.batches[0])
         return {
             "loss": stats.loss / self.plain["loss"],
-            "taken_off": whole(difference(before, after), self.taken_off),
+            "apart": whole(difference(before, after), scaled(self.gradient)),
             "buffers": sorted({str(b.dtype) for b in policy.model.buffers()}),
             "dtype": self.exported(policy, learner)["dtype"],
         }

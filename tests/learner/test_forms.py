@@ -84,12 +84,9 @@ def test_windows_are_kept_where_prefixes_are_shared(kind, options, form):
     ids[2:, 50:60] = ids[2, 50:60]
     is_token = torch.arange(90) < torch.tensor([[90], [75], [61], [88]])
     forest = ids, is_token, is_token & (torch.arange(90) >= 45)
-    found, own = measured(module, forest)
-    module.use(PlainForm())
-    expected, gradient = measured(module, forest)
-    assert (found - expected).abs().max() <= 1e-5
-    assert apart(own, gradient) <= 5e-6
+    expected = check_form(module, module.form, forest)
     model.config.sliding_window = 4096
+    module.use(PlainForm())
     assert (measured(module, forest)[0] - expected).abs().max() > 1e-3, "the window shows"
 
 
@@ -144,11 +141,17 @@ def measured(module, forest):
     return found, {n: p.grad.clone() for n, p in module.named_parameters() if p.grad is not None}
 
 
-def apart(found, expected):
-    """Relative L2 distance over all tensors."""
-    distance = sum((found[n] - expected[n]).square().sum() for n in expected)
-    length = sum(tensor.square().sum() for tensor in expected.values())
-    return float((distance / length).sqrt()) if length else float(distance)
+def check_form(module, form, forest):
+    """A form has the results of plain rows, which are returned, and their gradient."""
+    module.use(PlainForm())
+    expected, gradient = measured(module, forest)
+    module.use(form)
+    found, own = measured(module, forest)
+    torch.testing.assert_close(found, expected, atol=5e-6, rtol=2e-6)
+    assert own.keys() == gradient.keys()
+    distance = sum((own[n] - gradient[n]).square().sum() for n in gradient)
+    assert distance <= 5e-6**2 * sum(tensor.square().sum() for tensor in gradient.values())
+    return expected
 
 
 @pytest.fixture(scope="module")
@@ -160,15 +163,8 @@ def qwen():
 @given(forest=forests())
 @pytest.mark.parametrize("form", [GroupedForm(), CachedForm()], ids=lambda form: form.name)
 def test_values_and_gradients_are_those_of_plain_rows(qwen, form, forest):
-    if not forest[2].any():
-        return
-    qwen.use(PlainForm())
-    expected, gradient = measured(qwen, forest)
-    qwen.use(form)
-    found, own = measured(qwen, forest)
-    assert torch.allclose(found, expected, atol=2e-6, rtol=2e-6)
-    assert own.keys() == gradient.keys()
-    assert apart(own, gradient) <= 5e-6
+    if forest[2].any():
+        check_form(qwen, form, forest)
 
 
 def test_every_kind_of_model_learns_as_from_plain_rows(kind, chosen):
@@ -178,13 +174,7 @@ def test_every_kind_of_model_learns_as_from_plain_rows(kind, chosen):
     ids = torch.cat([prompt, torch.randint(3, 50, (6, 40), generator=generator)], dim=1)
     ids[3:, 70:85] = ids[3, 70:85]
     is_token = torch.arange(110) < torch.tensor([[110], [95], [71], [110], [101], [88]])
-    want = is_token & (torch.arange(110) >= 70)
-    forest = ids, is_token, want
-    found, own = measured(module, forest)
-    module.use(PlainForm())
-    expected, gradient = measured(module, forest)
-    assert (found - expected)[:, want].abs().max() <= 1e-5
-    assert apart(own, gradient) <= 5e-6
+    check_form(module, module.form, (ids, is_token, is_token & (torch.arange(110) >= 70)))
 
 
 # One prefix for all ------------------------------------------------------------------------------
@@ -256,13 +246,7 @@ def test_flex_attention_learns_as_plain_rows_do(qwen):
     ids[2:, 40:45] = ids[2, 40:45]
     want = torch.zeros_like(ids, dtype=torch.bool)
     want[:, 30:] = True
-    forest = ids, ids > 0, want
-    qwen.use(PlainForm())
-    expected, gradient = measured(qwen, forest)
-    qwen.use(FlexForm())
-    found, own = measured(qwen, forest)
-    assert torch.allclose(found, expected, atol=5e-6)
-    assert own.keys() == gradient.keys() and apart(own, gradient) <= 5e-6
+    check_form(qwen, FlexForm(), (ids, ids > 0, want))
 
 
 def test_an_empty_micro_batch_has_a_gradient_of_zeros_in_every_form(qwen):

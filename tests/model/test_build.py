@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from checkpoints import HEARD, STYLES, build_model, make_checkpoint, tokenizer
+from checkpoints import STYLES, build_model, make_checkpoint, tokenizer
 from rows import each_row
 from transformers import (
     AutoModelForCausalLM,
@@ -57,17 +57,6 @@ def test_a_saved_policy_is_a_pretrained_model(tmp_path):
 def checkpoint(request, tmp_path_factory):
     family, style = request.param
     return make_checkpoint(tmp_path_factory.mktemp(family), family, style), STYLES[style]
-
-
-def test_a_checkpoint_speaks_as_it_was_saved(checkpoint):
-    folder, style = checkpoint
-    policy, saved = build_policy(PretrainedModelSpec(path=str(folder)), 0), tokenizer(style)
-    for text in (*HEARD, "zwölf  \n\n\t12345 it's 😀"):
-        assert policy.dialogue.encode(text) == tuple(saved.encode(text, add_special_tokens=False))
-    shown = [{"role": "user", "content": "nums: 3"}]
-    assert policy.dialogue.open("nums: 3") == tuple(
-        saved.apply_chat_template(shown, add_generation_prompt=True, return_dict=False)
-    )
 
 
 def test_every_end_token_that_the_files_name_ends_a_turn(checkpoint):

@@ -52,16 +52,6 @@ def test_prompts_are_the_template_s(tokenizer, chat, name, system):
     assert tokenizer.decode(ids).startswith(f"<|im_start|>system\n{system or OWN_SYSTEM}<|im_end|>")
 
 
-@each_row("name", CONVERSATIONS)
-def test_a_dialogue_of_sampled_turns_is_the_template_s(tokenizer, chat, name):
-    asked, *rest = CONVERSATIONS[name]
-    ids = chat.open(asked, SYSTEM)
-    for said, following in zip(rest[::2], rest[1::2], strict=True):
-        turn = (*chat.encode(said), tokenizer.eos_token_id)
-        ids = (*ids, *turn, *chat.reply(following, turn))
-    assert list(ids) == render(tokenizer, SYSTEM, CONVERSATIONS[name])
-
-
 @each_row(
     "text, name, outer, inner",
     [

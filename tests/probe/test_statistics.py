@@ -255,10 +255,10 @@ def test_agreement_is_distance_and_order():
 def test_bins_hold_every_answer_and_its_mean():
     found = rows(200)
     bins = compute_verbal_bins(found)
-    assert sum(b.mc_p_correct.n for b in bins) == 200
-    for b in bins:
-        inside = [r["mc_p_correct"] for r in found if b.low <= r["verbal_conf"] < b.high]
-        mean = b.mc_p_correct
+    assert sum(mean.n for _, mean in bins.values()) == 200
+    for place, (_, mean) in bins.items():
+        low, high = place / 10, (place + 1) / 10
+        inside = [r["mc_p_correct"] for r in found if low <= r["verbal_conf"] < high]
         assert (mean.n, mean.mean) == (len(inside), pytest.approx(np.mean(inside)))
         assert mean.low < mean.mean < mean.high
-    assert compute_verbal_bins([{**found[0], "verbal_conf": 1.0}])[0].mc_p_correct.low is None
+    assert compute_verbal_bins([{**found[0], "verbal_conf": 1.0}])[9][1].low is None

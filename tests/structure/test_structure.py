@@ -43,7 +43,7 @@ run_preflight_checks(*check_file(Path("experiments/rlcr_1.5b.yaml")), elsewhere=
 """
 OFFERED = """
 import rlx, rlx_registry, rlx_web, rlx_plugins.countdown, rlx_gyms.reasoning
-rlx.Run, rlx.score, rlx.EvaluationRequest, rlx.read("experiments/rlcr.yaml")
+rlx.Run, rlx.score, rlx.read("experiments/rlcr.yaml")
 """
 DATABASE = {"sqlalchemy"}
 SCREEN = {"rich", "fastapi"}
@@ -85,12 +85,17 @@ def test_what_is_imported_for_every_command_imports_nothing_heavy(code, tmp_path
     assert not HEAVY & list_imports(code, tmp_path)
 
 
-def test_a_list_of_runs_does_not_import_what_describes_experiments(tmp_path):
-    """Half of the time that listing a thousand runs would take."""
+def test_what_is_asked_for_often_imports_only_what_it_needs(tmp_path):
+    """A list of runs, which would take twice as long; and the plan of a tiny model, which is the
+    rehearsal of a submission."""
     Registry.open(f"sqlite:///{tmp_path}/registry.db").close()
     imported = list_imports("from rlx.cli import main; main(['runs'])", tmp_path)
     assert "rlx_registry.queries" in imported
     assert not {"pydantic", "rlx.spec", "numpy"} & imported
+    run = "if __name__ == '__main__': main(['plan', 'experiments/quick.yaml'])"
+    imported = list_imports(f"from rlx.cli import main\n{run}", tmp_path)
+    assert "rlx.plan.rehearsal_checks" in imported
+    assert not {"transformers", "fastapi", "sklearn"} & imported
 
 
 RANK = """
@@ -144,11 +149,3 @@ def test_the_engine_names_no_task_environment_or_reward():
         and shipped.fullmatch(node.value)
     }
     assert named == set()
-
-
-def test_the_plan_of_a_tiny_model_imports_neither_transformers_nor_a_server(tmp_path):
-    """Nor does the rehearsal of a submission, which is the same."""
-    run = "if __name__ == '__main__': main(['plan', 'experiments/quick.yaml'])"
-    imported = list_imports(f"from rlx.cli import main\n{run}", tmp_path)
-    assert "rlx.plan.rehearsal_checks" in imported
-    assert not {"transformers", "fastapi", "sklearn"} & imported

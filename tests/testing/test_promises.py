@@ -109,6 +109,8 @@ BROKEN = {
         (bad.beyond_its_range, "keeps within its value_range", ""),
         (bad.by_position, "ignores the order of samples", ""),
         (bad.spread, "accepts a single sample", ""),
+        (bad.local(), "returns a number or abstains", "cannot be sent"),
+        (graded, "returns a number or abstains", "needs 'reason' among its options"),
     ],
     task_checks: [
         (bad.Secretive, "returns the same demonstration again", ""),
@@ -147,14 +149,15 @@ def test_a_bad_plugin_breaks_the_right_promise(checks, subtests):
             named(checks(), promise)(plugin)
 
 
-# Rewards -----------------------------------------------------------------------------------------
-
-
-def test_good_rewards_break_none():
-    check_reward(bad.fine)
-    check_reward(bad.fine(limit=9))
-    check_reward(Abstains())
-    check_reward(graded(reason="so"))
+def test_good_plugins_break_none():
+    for good in (bad.fine, bad.fine(limit=9), Abstains(), graded(reason="so")):
+        check_reward(good)
+    for good in (bad.Sums, bad.Mute):
+        check_task(good)
+    for good in (bad.Echo, bad.Echo(), bad.InTurn):
+        check_environment(good)
+    check_environment(bad.Bare, [{"word": "?"}, {"word": "42"}])
+    check_mask(lambda batch: batch.is_own & (batch.turn_ids > 1))
 
 
 def test_what_would_end_a_process_is_a_broken_promise():
@@ -162,16 +165,6 @@ def test_what_would_end_a_process_is_a_broken_promise():
     check = named(reward_checks([sample]), "returns a number or abstains")
     with pytest.raises(AssertionError, match="signal 11"):
         check(misbehave(how="segfault"))
-
-
-def test_a_plugin_must_be_found_by_its_name():
-    with pytest.raises(AssertionError, match="cannot be sent"):
-        named(reward_checks(), "returns a number or abstains")(bad.local())
-
-
-def test_an_option_that_is_missing_is_named():
-    with pytest.raises(AssertionError, match="needs 'reason' among its options"):
-        named(reward_checks(), "returns a number or abstains")(graded)
 
 
 def test_without_examples_and_with_one_sample_some_do_not_apply():
@@ -199,31 +192,6 @@ def test_importing_is_watched(source, says, tmp_path, monkeypatch):
     weighty = type("Weighty", (Reward,), {"__module__": "weighty", "__qualname__": "Weighty"})
     with pytest.raises(AssertionError, match=says):
         named(reward_checks(), "imports no heavy package")(weighty)
-
-
-# Tasks -------------------------------------------------------------------------------------------
-
-
-def test_good_tasks_break_none():
-    check_task(bad.Sums)
-    check_task(bad.Mute)
-
-
-# Environments ------------------------------------------------------------------------------------
-
-
-def test_a_good_environment_breaks_none():
-    check_environment(bad.Echo)
-    check_environment(bad.Echo())
-    check_environment(bad.InTurn)
-    check_environment(bad.Bare, [{"word": "?"}, {"word": "42"}])
-
-
-# Masks and estimators ----------------------------------------------------------------------------
-
-
-def test_a_good_mask_breaks_none():
-    check_mask(lambda batch: batch.is_own & (batch.turn_ids > 1))
 
 
 def test_example_batches_hold_every_case_that_a_promise_speaks_of(subtests):

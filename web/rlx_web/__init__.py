@@ -2,8 +2,6 @@
 
 It accesses runs only through `rlx_registry`, and writes only requests to stop a run. Model output
 is always rendered as text, never as HTML.
-
-    uvicorn.run(create_app("sqlite:///runs.db", Access("a random token")), host="127.0.0.1")
 """
 
 from rlx_web.access import Access

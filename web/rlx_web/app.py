@@ -52,12 +52,9 @@ router = APIRouter()
 
 
 def create_app(registry_url: str, access: Access, find_link: FindLink = lambda _: None) -> FastAPI:
-    """Returns the dashboard application of one registry, which need not exist yet.
-
-    Every request opens the database for reading, so it may be created or moved while the dashboard
-    runs. While it cannot be read, pages explain why with status 503. Only one form writes: it
-    requests a run to stop.
-    """
+    """The dashboard application of one registry. Every request opens the database for reading, so
+    it may be created or moved while the dashboard runs; while it cannot be read, pages explain why
+    with status 503."""
     app = FastAPI(title="rlx", docs_url=None, redoc_url=None, version="1")
     app.state.registry_url, app.state.access, app.state.find_link = registry_url, access, find_link
     app.mount("/static", StaticFiles(directory=HERE / "static"))
@@ -99,9 +96,6 @@ def _page(path: str, template: str) -> Callable[[View], View]:
         return view
 
     return add_view
-
-
-# Pages -------------------------------------------------------------------------------------------
 
 
 @_page("/", "runs.html")
@@ -163,9 +157,6 @@ def _serve_run(request: Request, registry: Opened, ref: str) -> dict[str, Any]:
     return build_run_page(registry, ref, request.app.state.find_link)
 
 
-# What pages poll, and files ----------------------------------------------------------------------
-
-
 @router.get("/live.json", response_class=JSONResponse)
 def _serve_live_runs(registry: Opened) -> Response:
     return _build_json_response(live_runs(registry))
@@ -206,9 +197,6 @@ def _serve_nearest_step(registry: Opened, ref: str, step: Step = LARGEST_NUMBER)
     return RedirectResponse(f"/runs/{registry.run(ref).id}/rollouts/{at}", 303)
 
 
-# The one form that writes ------------------------------------------------------------------------
-
-
 async def _check_form(request: Request) -> None:
     content = b""
     try:
@@ -224,16 +212,12 @@ async def _check_form(request: Request) -> None:
 
 @router.post("/runs/{ref}/stop", dependencies=[Depends(_check_form)], status_code=303)
 def _stop_run(request: Request, ref: str) -> Response:
-    """Requests the run's supervisor to write a checkpoint and stop."""
     with Registry.open(request.app.state.registry_url, create=False) as registry:
         record = registry.run(ref)
         lost = record.effective_status == "lost"
         if lost or not registry.leave_request(record.id, "stop"):
             raise HTTPException(409, f"{record.id} is {record.effective_status}, not running")
     return RedirectResponse(f"/runs/{record.id}", 303)
-
-
-# Responses ---------------------------------------------------------------------------------------
 
 
 def _build_json_response(data: dict[str, Any], status: int = 200) -> Response:

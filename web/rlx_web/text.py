@@ -23,10 +23,8 @@ BLANK = re.compile(
 
 
 def render_visible_text(text: object, line_break: str = "↵\n") -> str:
-    """Returns text with control, bidirectional and zero-width characters made visible.
-
-    Line breaks are kept and marked. The template escapes HTML, not this function.
-    """
+    """Text with control, bidirectional and zero-width characters made visible, and line breaks
+    marked. The template escapes HTML, not this function."""
     return line_break.join(
         line if line.isascii() and line.isprintable() else "".join(map(_show_character, line))
         for line in str(text).split("\n")
@@ -52,34 +50,28 @@ def format_figure(value: object) -> str:
 
 
 def format_signed_figure(value: float | None) -> str:
-    """A difference or an advantage, with its sign."""
     return "—" if value is None else f"{value:+.3g}"
 
 
 def format_age(at: float | None) -> str:
-    """The time since `at`, such as "5 min ago"."""
     if at is None:
         return "—"
     return f"{format_duration(max(0.0, time.time() - at), digits=0)} ago"
 
 
 def format_clock_time(at: float) -> str:
-    """Date and time, UTC."""
     return time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(at))
 
 
 def format_pretty_json(value: object) -> str:
-    """Indented JSON."""
     return render_visible_text(json.dumps(value, indent=2, ensure_ascii=False), "\n")
 
 
 def build_sparkline_points(
     points: list[tuple[int, float]], width: int = 96, height: int = 20
 ) -> str:
-    """Returns the points of an SVG polyline of `width` × `height` with a margin of two units.
-
-    A constant series lies in the middle: at an edge it would look like an extreme value.
-    """
+    """The points of an SVG polyline of `width` × `height` with a margin of two units. A constant
+    series lies in the middle: at an edge it would look like an extreme value."""
     steps, values = [p[0] for p in points], [p[1] for p in points]
     across, up = max(steps) - min(steps) or 1, max(values) - min(values)
     return " ".join(
@@ -100,7 +92,6 @@ def format_short_value(value: object) -> str:
 
 
 def format_duration(seconds: float | None, digits: int = 1) -> str:
-    """A duration in its largest unit."""
     if seconds is None:
         return "—"
     for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
@@ -110,7 +101,6 @@ def format_duration(seconds: float | None, digits: int = 1) -> str:
 
 
 def render_token_text(text: str) -> str:
-    """A token's text, with signs for line ends and tabs."""
     return render_visible_text(text, "⏎\n").replace("\u2409", "⇥")
 
 

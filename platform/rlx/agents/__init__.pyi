@@ -1,7 +1,6 @@
 from .hosting import build_rollout_host
 from .programs import (
     ProgramStarter,
-    compute_command_digests,
 )
 from .requests import AgentRequests
 from .sampling import AgentHost
@@ -11,5 +10,4 @@ __all__ = [
     "AgentRequests",
     "ProgramStarter",
     "build_rollout_host",
-    "compute_command_digests",
 ]

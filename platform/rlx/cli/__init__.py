@@ -1,9 +1,8 @@
 """Command line of rlx: the `rlx` commands and their exit codes.
 
-This package may import every other rlx package; each command imports only what it needs. Results
-go to stdout, everything else to stderr. Exit codes are those of `rlx.errors`; 2 also means wrong
-usage, 130 an interrupt. A traceback is printed only with RLX_DEBUG=1; that of an unexpected error
-is always saved in a file.
+Results go to stdout, everything else to stderr. Exit codes are those of `rlx.errors`; 2 also means
+wrong usage, 130 an interrupt. A traceback is printed only with RLX_DEBUG=1; that of an unexpected
+error is always saved in a file.
 """
 
 import gc
@@ -31,11 +30,7 @@ DELIVER_AFTER = 0.05
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs one command and returns its exit code.
-
-    Args:
-        arguments: without the program name; None takes those of the process.
-    """
+    """Runs one command, by default that of the process, and returns its exit code."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     gc.set_threshold(COLLECT_AFTER)
     for name in ("stdout", "stderr"):  # a process may be started without them (`>&-`)
@@ -62,9 +57,9 @@ def _watch_interrupts() -> Iterator[list[int]]:
     """Yields a list that gets an entry per interrupt (Ctrl-C), and loses none during the block.
 
     Compiled code such as Pydantic's may turn an interrupt into another error: the list says so.
-    What is raised in `__del__` and in callbacks of weak references, which each import has, Python
-    ignores: it is delivered again. SQLAlchemy logs the traceback of one that comes while it closes
-    a connection: it is left out of logging's last resort.
+    Python ignores what is raised in `__del__` and in callbacks of weak references, which each
+    import has: it is delivered again. SQLAlchemy logs the traceback of one that comes while it
+    closes a connection: it is left out of logging's last resort.
     """
     came, timers, hook = list[int](), list[Timer](), sys.unraisablehook
 

@@ -105,9 +105,6 @@ def _check_machine(*, as_json: bool) -> int:
     return 0 if ready else 4
 
 
-# Records of a run --------------------------------------------------------------------------------
-
-
 def _check_records(ref: str, step: int | None, url: str, *, as_json: bool) -> int:
     from rlx.results import check_run
 
@@ -156,9 +153,6 @@ def _show_audit(report: "AuditReport") -> None:
     print_text("\n".join(map(escape_unprintable, ["", *lines])))
 
 
-# Killed and resumed runs -------------------------------------------------------------------------
-
-
 def _check_resume(spec: Path, registry: str | None, **options: Any) -> int:
     from rlx.cli.console import open_console
     from rlx.cli.tables import build_table
@@ -184,9 +178,6 @@ def _check_resume(spec: Path, registry: str | None, **options: Any) -> int:
     else:
         shutil.rmtree(home, ignore_errors=True)
     return int(bool(wrong))
-
-
-# Repairs -----------------------------------------------------------------------------------------
 
 
 def _repair_records(runs: Sequence[str], url: str) -> int:

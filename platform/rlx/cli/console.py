@@ -1,11 +1,5 @@
-"""The console of tables, pictures and progress bars. What it prints is untrusted.
-
-Strings are text, never markup or emoji codes. Characters that a terminal obeys or hides are printed
-as escapes, in strings before the layout is computed, and in all else as a last resort.
-
-A console is as wide as COLUMNS says, or else as its terminal. A pipe or a file has no width: lines
-are as long as their content, so that `grep` finds it.
-"""
+"""The console of tables, pictures and progress bars. What it prints is untrusted: strings are text,
+never markup, and characters that a terminal obeys or hides are printed as escapes."""
 
 import os
 from collections.abc import Iterable, Iterator
@@ -23,7 +17,8 @@ UNLIMITED_WIDTH = 100_000
 
 
 def open_console(*, stderr: bool = False, quiet: bool = False) -> Console:
-    """Returns the console of stdout or stderr. Styles are arguments or `rich.text.Text`."""
+    """The console of stdout or stderr, as wide as COLUMNS says, or else as its terminal. A pipe or
+    a file has no width: lines are as long as their content, so that `grep` finds it."""
     console = _PrintableConsole(
         stderr=stderr, quiet=quiet, highlight=False, markup=False, emoji=False
     )

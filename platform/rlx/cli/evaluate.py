@@ -10,8 +10,10 @@ from typing import Any
 import click
 
 from rlx import results
+from rlx.cli import run_summary
 from rlx.cli.output import print_json, print_text
 from rlx.cli.progress import open_progress
+from rlx.cli.tables import print_table
 from rlx.cli.verb_group import json_option, overrides_option, registry_option
 from rlx.errors import SpecError
 from rlx.home import format_path
@@ -69,8 +71,7 @@ def evaluate(
 
     Evaluates the exported model of RUN, or one of its checkpoints; or a MODEL, given by its folder
     or hub name, with the experiment of --spec. Without --suite, the sets are the experiment's own:
-    its task and `evaluation.variants`. Answers are cached: repeat an interrupted command to
-    continue where it stopped.
+    its task and `evaluation.variants`.
 
     With --with, lm-eval or Inspect evaluates it over OpenAI's interface, with --problems samples
     per task; the figures are recorded beside rlx's own.
@@ -94,28 +95,18 @@ def evaluate(
         return
     out, pictures = asked.pop("out"), asked.pop("pictures")
     require_places(out, pictures)
-    found: results.ModelProbe | results.SuiteEvaluation
     if probes:
-        found = _probe(asked, out, pictures, **told)
+        _probe(asked, out, pictures, as_json=as_json, **told)
     else:
-        found = _evaluate_suite(asked, out, pictures, **told)
-    if as_json:
-        print_json(found.to_json(), allow_nan=False)
-        return
-    from rlx.cli import run_summary
-
-    if isinstance(found, results.ModelProbe):
-        run_summary.show_probes(found.probes)
-    else:
-        run_summary.show_suite(found.suite, found.figures)
+        _evaluate_suite(asked, out, pictures, as_json=as_json, **told)
     sys.stdout.flush()
 
 
 def _evaluate_suite(
-    asked: dict[str, Any], out: Path | None, pictures: Path | None, **told: Any
-) -> results.SuiteEvaluation:
+    asked: dict[str, Any], out: Path | None, pictures: Path | None, *, as_json: bool, **told: Any
+) -> None:
     with open_progress("starting", "problems") as show:
-        found = results.evaluate(results.EvaluationRequest(**asked), show=show, **told)
+        found = results.evaluate(**asked, show=show, **told)
     if out is not None:
         with explain_write_errors(out):
             lines = "".join(json.dumps(answer) + "\n" for answer in found.list_answers())
@@ -126,14 +117,17 @@ def _evaluate_suite(
         at = run.step if found.target.step is None else found.target.step
         folder = format_path(found.recorded)
         print_text(f"recorded for {run.id} after step {at}; {folder}/", err=True)
-    return found
+    if as_json:
+        print_json(found.to_json(), allow_nan=False)
+    else:
+        run_summary.show_suite(found.suite, found.figures)
 
 
 def _probe(
-    asked: dict[str, Any], out: Path | None, pictures: Path | None, **told: Any
-) -> results.ModelProbe:
+    asked: dict[str, Any], out: Path | None, pictures: Path | None, *, as_json: bool, **told: Any
+) -> None:
     with open_progress("probing", "problems") as show:
-        found = results.probe_model(results.ProbeRequest(**asked), show=show, **told)
+        found = results.probe_model(**asked, show=show, **told)
     if out is not None:
         found.write_samples(out)
     if pictures is not None:
@@ -141,11 +135,13 @@ def _probe(
     if found.recorded:
         step = found.probes[0].step
         print_text(f"recorded as a probe of {found.target.name} after step {step}", err=True)
-    return found
+    if as_json:
+        print_json(found.to_json(), allow_nan=False)
+    else:
+        run_summary.show_probes(found.probes)
 
 
 def _evaluate_with(tool: str, asked: dict[str, Any], *, as_json: bool, **told: Any) -> None:
-    """Has another tool evaluate a model, and shows what it found."""
     target, step = asked["target"], asked["step"]
     found = results.evaluate_with(
         tool,
@@ -160,8 +156,6 @@ def _evaluate_with(tool: str, asked: dict[str, Any], *, as_json: bool, **told: A
     if as_json:
         print_json(found.to_json())
         return
-    from rlx.cli.tables import print_table
-
     rows = [
         (task, name, f"{value:.4f}" if isinstance(value, float) else str(value))
         for task, figures in found.figures.items()

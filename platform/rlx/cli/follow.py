@@ -29,11 +29,8 @@ MIRROR_WAIT = 60.0
 
 
 def follow_run(run_id: str, url: str, *, quiet: bool = False) -> int:
-    """Shows the progress of a run until it ends, then its summary; returns its exit code.
-
-    Raises:
-        KeyboardInterrupt: the user stopped following; the run continues.
-    """
+    """Shows the progress of a run until it ends, then its summary; returns its exit code. After a
+    KeyboardInterrupt, the run continues."""
     with ProgressDisplay(open_console(stderr=True, quiet=quiet)) as display:
 
         def show(stage: Progress) -> None:
@@ -58,11 +55,7 @@ def follow_run(run_id: str, url: str, *, quiet: bool = False) -> int:
 
 
 class GroupView:
-    """The runs of a group.
-
-    Args:
-        cells: of each run the values that distinguish it, by path.
-    """
+    """The runs of a group; `cells` are the values that distinguish each, by path."""
 
     def __init__(
         self, registry: Registry, group: str, cells: Mapping[str, Mapping[str, Any]]
@@ -71,12 +64,11 @@ class GroupView:
         self._console, self._printed = open_console(stderr=True), dict[str, str]()
 
     def _list_runs(self) -> list[RunRecord]:
-        """Lists the runs that nobody has removed in the meantime."""
+        """Those that nobody has removed in the meantime."""
         runs = {run.id: run for run in self._registry.runs(group=self._group)}
         return [runs[run] for run in self._cells if run in runs]
 
     def print_table(self) -> None:
-        """Prints the table of all runs as they are now."""
         print_run_table(describe_runs(self._registry, self._list_runs()), self._cells)
 
     def print_changes(self) -> None:

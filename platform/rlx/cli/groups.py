@@ -25,18 +25,13 @@ MAX_GROUP_RUNS = 10_000
 
 @dataclass(frozen=True, slots=True)
 class GroupMember:
-    """One run of the group.
-
-    Attributes:
-        cell: the values that distinguish it from other members, by path.
-    """
+    """One run of the group; `cell` has the values that distinguish it from others, by path."""
 
     cell: dict[str, Any]
     experiment: tuple[LoadedSpec, ExperimentPlugins]
 
     @property
     def digest(self) -> str:
-        """Digest of its experiment."""
         read, plugins = self.experiment
         return plugins.compute_digest(read.spec)
 
@@ -50,7 +45,7 @@ class GroupMember:
 
 
 def parse_seeds(text: str) -> list[int]:
-    """Parses `0..4`, `0,3,7`, or a mixture; raises SpecError for other texts and too many seeds."""
+    """Parses `0..4`, `0,3,7`, or a mixture."""
     found: list[int] = []
     for part in text.split(","):
         ends = re.fullmatch(r"\s*(\d{1,9})(?:\.\.(\d{1,9}))?\s*", part)
@@ -63,15 +58,8 @@ def parse_seeds(text: str) -> list[int]:
 
 
 def parse_grid(texts: Sequence[str]) -> list[dict[str, Any]]:
-    """Parses `path=a,b` into every combination of values, the last path changing fastest.
-
-    Values are parsed like those of the experiment and `--set`; repeated values count once.
-
-    Raises:
-        InvalidSpec: the values cannot be parsed.
-        SpecError: a path has no values, occurs twice, or is `name`; or there are more combinations
-            than a group may have runs.
-    """
+    """Parses `path=a,b` into every combination of values, which are read as YAML; the last path
+    changes fastest, and repeated values count once."""
     axes: dict[str, list[Any]] = {}
     for text in texts:
         path, equals, values = text.partition("=")
@@ -128,13 +116,9 @@ def read_run_group(
 def record_group(
     registry: Registry, members: Sequence[GroupMember], group: str | None, *, anyway: bool = False
 ) -> tuple[str, list[RunRecord]]:
-    """Records the missing runs of a group in the queue.
-
-    Args:
-        group: name of the group; None builds one from the experiment's name and what varies.
-
-    Returns:
-        The name, and each member's run: the newest that goes on or has finished, or a new one.
+    """Records the missing runs of a group in the queue; returns the group's name, by default of the
+    experiment's and what varies, and each member's run: the newest that goes on or has finished, or
+    a new one.
 
     Raises:
         SpecError: an experiment has the name, and `rlx compare` takes names of both.

@@ -68,7 +68,6 @@ def new(example: str | None, file: Path | None) -> None:
 
 
 def _copy_file(source: Path, target: Path) -> None:
-    """Copies a text file, unless there is one already."""
     if not target.exists():
         write_text_file(target, source.read_text(encoding="utf-8"))
         print_text(f"wrote {escape_unprintable(format_path(target))}")

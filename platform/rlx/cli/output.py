@@ -1,7 +1,5 @@
-"""The only way of plain text to the terminal: what a terminal obeys or hides is escaped.
-
-Tables, pictures and progress bars go through `rlx.cli.console`.
-"""
+"""The only way of plain text to the terminal: what a terminal obeys or hides is escaped. Tables,
+pictures and progress bars go through `rlx.cli.console`."""
 
 import json
 import os
@@ -32,7 +30,7 @@ def color_report(text: str, stream: TextIO) -> str:
 
 
 def format_json(value: Any, *, indent: int | None = None, allow_nan: bool = True) -> str:
-    """Returns a value as JSON of printable ASCII."""
+    """A value as JSON of printable ASCII."""
     text = json.dumps(value, indent=indent, allow_nan=allow_nan)
     return text.replace("\x7f", "\\u007f")  # json.dumps does not escape DEL
 
@@ -43,7 +41,6 @@ def print_text(text: str, *, err: bool = False, nl: bool = True) -> None:
 
 
 def print_json(value: Any, *, allow_nan: bool = True) -> None:
-    """Prints a value as indented JSON of printable ASCII."""
     print_text(format_json(value, indent=2, allow_nan=allow_nan))
 
 

@@ -73,11 +73,7 @@ def _describe_plugin_state(found: InstalledPlugin) -> tuple[str, str]:
 
 
 def _find_named_plugins(name: str) -> list[InstalledPlugin]:
-    """The plugins with this name, one per kind; it may be `FILE.py:name` or `distribution:name`.
-
-    Raises:
-        PluginError: no plugin has the name, or two distributions offer the same kind of it.
-    """
+    """The plugins with this name, one per kind; it may be `FILE.py:name` or `distribution:name`."""
     kept = keep_plugin_file(name)
     if KeptPlugin.parse(kept):
         return find_kept_plugins(kept)
@@ -143,13 +139,8 @@ def _list_plugin_facts(plugin: type[Plugin]) -> Iterator[str]:
 def _list_option_rows(
     model: type[BaseModel], before: str = "", instance: BaseModel | None = None
 ) -> Iterator[tuple[str, str, str, str]]:
-    """Option, type, default and meaning of each field, and of the fields nested in it.
-
-    Args:
-        model: whose options they are.
-        before: what their paths begin with.
-        instance: has the defaults, where the field that holds it has one.
-    """
+    """Option, type, default and meaning of each field, below the path `before`, and of the fields
+    nested in it; `instance` has the defaults, where the field that holds it has one."""
     schema, meanings = model.model_json_schema(), read_field_meanings(model)
     nested: Mapping[str, str] = getattr(model, "nested", {})
     for name, field in model.model_fields.items():
@@ -190,12 +181,8 @@ _LIMITS = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusi
 
 
 def _describe_schema(schema: Mapping[str, Any], known: Mapping[str, Any]) -> str:
-    """A JSON Schema in plain words: `float ≥ 0`, `seed | last_block`, `list of text`.
-
-    Args:
-        schema: of one option.
-        known: what it may refer to, the `$defs` of the model.
-    """
+    """A JSON Schema in plain words: `float ≥ 0`, `seed | last_block`, `list of text`; `known` are
+    the `$defs` of the model."""
     if "$ref" in schema:
         return _describe_schema(known[schema["$ref"].rpartition("/")[2]], known)
     if choices := schema.get("anyOf") or schema.get("oneOf"):
@@ -257,7 +244,7 @@ def check(name: str, kind: str | None, options: tuple[str, ...]) -> int:
 def _load_checked_plugin(
     found: InstalledPlugin, options: Mapping[str, Any]
 ) -> Plugin | type[Plugin]:
-    """Returns the plugin class, or the plugin built with the options if there are any.
+    """The plugin class, or the plugin built with the options if there are any.
 
     Raises:
         PluginFault: the plugin cannot be imported, which is tried in another process first.

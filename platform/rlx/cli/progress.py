@@ -21,13 +21,8 @@ SPEED_OVER = 300.0
 
 @contextmanager
 def open_progress(stage: str, unit: str, *, hidden: bool = False) -> Iterator[ShowProgress]:
-    """Shows progress until the end of the block; yields the function that moves it.
-
-    Args:
-        stage: what is being done.
-        unit: what is counted, in the plural.
-        hidden: show nothing, for results that scroll past on the same terminal.
-    """
+    """Shows progress in `unit`, a plural, until the end of the block, unless `hidden` for results
+    that scroll past on the same terminal; yields the function that moves it."""
     known: tuple[str, int | None] = stage, None
     with ProgressDisplay(open_console(stderr=True, quiet=hidden), unit, transient=True) as display:
 
@@ -44,8 +39,6 @@ class ProgressDisplay:
     """Shows of each stage how much is done, how fast it goes and how long it will take.
 
     Args:
-        console: of stderr.
-        unit: what is counted, in the plural.
         transient: bars vanish at the end, and without a terminal short work prints no line. Else
             every stage keeps its bar, or has a line for its beginning and one for its end.
     """
@@ -83,12 +76,8 @@ class ProgressDisplay:
         self._bars.stop()
 
     def show(self, stage: str, done: int, total: int | None, note: str = "") -> None:
-        """Shows that `done` of `total` are done in a stage; earlier stages are over.
-
-        Args:
-            total: None if unknown.
-            note: further figures; shortened where a terminal has no room for them.
-        """
+        """Shows that `done` of `total`, None if unknown, are done in a stage; earlier stages are
+        over. A `note` is shortened where a terminal has no room for it."""
         bars, begins, self._stage = self._bars, stage != self._stage, stage
         if begins:
             for task in bars.tasks:
@@ -108,7 +97,6 @@ class ProgressDisplay:
             self._print_line(task, begins=begins)
 
     def _print_line(self, task: Task, *, begins: bool) -> None:
-        """Prints a line about a stage if it is due."""
         now = time.monotonic()
         if now - self._printed < LINE_EVERY and (self._transient or not (begins or task.finished)):
             return

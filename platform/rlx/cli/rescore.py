@@ -12,7 +12,7 @@ from rlx.cli.output import print_json
 from rlx.cli.progress import open_progress
 from rlx.cli.tables import build_table
 from rlx.cli.verb_group import json_option, overrides_option, registry_option
-from rlx.results import RescoreRequest, Rescoring
+from rlx.results import Rescoring
 from rlx.text import escape_unprintable
 
 _FILE = click.Path(path_type=Path)
@@ -35,7 +35,7 @@ def rescore(as_json: bool, url: str, **options: Any) -> None:
     what would change, per reward and per token stream.
     """
     with open_progress("rescoring", "steps") as show:
-        found = results.rescore(RescoreRequest(**options), registry=url, show=show)
+        found = results.rescore(**options, registry=url, show=show)
     if as_json:
         print_json(found.to_json())
     else:

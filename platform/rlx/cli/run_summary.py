@@ -2,11 +2,10 @@
 
 import os
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
-from rich.table import Column, Table
+from rich.table import Column
 from rich.text import Text
 
 from rlx.cli.console import open_console
@@ -37,7 +36,10 @@ def show_run_summary(registry: Registry, run: RunRecord) -> None:
     title = f"{escape_unprintable(run.name)} {run.id}, seed {run.seed}{sample_size}"
     console.print(title, style="bold")
     heads = ["before", *(c for c in evaluations if c not in ("before", "after")), "after"]
-    columns = [_add_base_rate(evaluations.get(head, {})) for head in heads]
+    columns = [dict(evaluations.get(head, {})) for head in heads]
+    for figures in columns:  # of a constant confidence that equals the accuracy
+        if figures.get("brier") is not None:
+            figures["base_rate_brier"] = figures["accuracy"] * (1 - figures["accuracy"])
     names = (escape_unprintable(head) for head in heads)
     table = build_table("", *names, "change", Column(""))
     for name, title, meaning in FIGURES:
@@ -59,8 +61,14 @@ def show_run_summary(registry: Registry, run: RunRecord) -> None:
             accuracy = [own[head].metrics["accuracy"] if head in own else None for head in heads]
             label = " ".join(filter(None, suite.removeprefix("held_out").split(".", 1)))
             table.add_row(f"{label}: accuracy", *_format_change_cells(accuracy), "")
-    if "environment" in after:
-        _add_environment_rows(columns, table)
+    for section in ("rewards", "environment") if "environment" in after else ():
+        sections = [found.get(section) or {} for found in columns]
+        table.add_section()
+        for name in sections[-1]:
+            if name.count("/") < 2:  # without the shares of single words
+                label = name.removeprefix("info/").replace("_", " ").strip()
+                cells = _format_change_cells([found.get(name) for found in sections])
+                table.add_row(label, *cells, "")
     console.print(table)
     if any(suite.startswith("probe/") for suite in suites):
         from rlx.record import recorded_probes
@@ -82,23 +90,14 @@ def show_run_summary(registry: Registry, run: RunRecord) -> None:
         for name, part in CPU_METRICS.items()
         if curves.get(name)
     }
-    _show_run_locations(run, used, parts, console)
-
-
-def _add_base_rate(figures: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Adds the Brier score of a constant confidence that equals the accuracy, where there are
-    confidences."""
-    if figures.get("brier") is None:
-        return figures
-    accuracy = float(figures["accuracy"])
-    return {**figures, "base_rate_brier": accuracy * (1 - accuracy)}
+    console.print("\n".join(_list_run_locations(run, used, parts)))
 
 
 def _select_compared_evaluations(
     run: RunRecord, found: Sequence[EvaluationRecord]
 ) -> dict[str, EvaluationRecord]:
     """The evaluations that the summary compares, by column: before training, at the end of each
-    phase but the last, where there was one, by the phase's name, and after training."""
+    phase but the last, by the phase's name, and after training."""
     ends, done = dict[int, str](), 0
     for phase in run.spec.get("phases") or ():
         done += phase["steps"]
@@ -112,20 +111,7 @@ def _select_compared_evaluations(
     return columns
 
 
-def _add_environment_rows(columns: Sequence[Mapping[str, Any]], table: Table) -> None:
-    """Adds rewards and environment figures, without the shares of single words."""
-    for section in ("rewards", "environment"):
-        sections = [found.get(section) or {} for found in columns]
-        table.add_section()
-        for name in sections[-1]:
-            if name.count("/") < 2:
-                label = name.removeprefix("info/").replace("_", " ").strip()
-                cells = _format_change_cells([found.get(name) for found in sections])
-                table.add_row(label, *cells, "")
-
-
 def _describe_sample_size(record: EvaluationRecord | None) -> str:
-    """Describes the number of answers and of distinct problems: a task may repeat problems."""
     if record is None:
         return ""
     different = len(set((record.payload or {}).get("problem_ids", ()))) or record.n
@@ -147,47 +133,33 @@ def _format_change_cells(values: Sequence[float | None]) -> tuple[str, ...]:
     return (*map(format_cell_number, values), format_cell_number(change, "+"))
 
 
-def _show_run_locations(
-    run: RunRecord, used: Sequence[float], parts: dict[str, float], console: Console
-) -> None:
-    """Prints what a run took, and where its files and pages are.
-
-    Args:
-        used: CPU seconds of each attempt.
-        parts: of the first rank, by part of its work; empty for runs of earlier versions.
-    """
+def _list_run_locations(
+    run: RunRecord, used: Sequence[float], parts: dict[str, float]
+) -> Iterator[str]:
+    """What a run took, by the CPU seconds of each attempt and of the first rank by part of its
+    work, and where its files and pages are."""
     seconds = (run.ended or 0) - (run.started or 0)
-    lines = [f"took      {seconds:.0f} s" + (f", {sum(used):.0f} CPU-s" if used else "")]
+    yield f"took      {seconds:.0f} s" + (f", {sum(used):.0f} CPU-s" if used else "")
     if used and parts and (run.spec.get("runner") or {}).get("ranks") == 1:
         parts |= {"start": max(sum(used) - sum(parts.values()), 0.0)}
     if parts:
-        shares = [f"{part} {value:.1f}" for part, value in parts.items()]
-        lines.append(f"CPU-s     {', '.join(shares)}")
-    lines += [
-        f"files     {os.path.relpath(locate_run_folder(run).root)}/   "
-        "model/ rollouts/ spec.yaml run.log",
-        f"look      rlx samples {run.id}   ·   rlx status {run.id}   ·   rlx web",
-        f"plots     rlx status {run.id} --pictures",
-    ]
+        yield f"CPU-s     {', '.join(f'{part} {value:.1f}' for part, value in parts.items())}"
+    root = os.path.relpath(locate_run_folder(run).root)
+    yield f"files     {root}/   model/ rollouts/ spec.yaml run.log"
+    yield f"look      rlx samples {run.id}   ·   rlx status {run.id}   ·   rlx web"
+    yield f"plots     rlx status {run.id} --pictures"
     if mlflow := describe_mlflow_page([run], [run.id]):
-        lines.append(f"mlflow    {mlflow}   (curves, compare view)")
+        yield f"mlflow    {mlflow}   (curves, compare view)"
     if (run.spec.get("tracking") or {}).get("trackers"):
         from rlx.record import list_tracker_pages  # brings pydantic, and few runs have others
 
         for kind, page in list_tracker_pages(run).items():
-            lines.append(escape_unprintable(f"{kind:<9} {page}"))
-    console.print("\n".join(lines))
+            yield escape_unprintable(f"{kind:<9} {page}")
 
 
 def describe_mlflow_page(runs: Sequence[RunRecord], names: Sequence[str]) -> str | None:
-    """The address that shows runs on their MLflow server, or the command that serves it.
-
-    Args:
-        names: names for the runs that the command takes.
-
-    Returns:
-        None if MLflow has none of the runs.
-    """
+    """The address that shows runs on their MLflow server, or the command, with `names` of the runs,
+    that serves it; None if MLflow has none of them."""
     link = find_mlflow_link(runs)
     if link is None:
         return None
@@ -195,7 +167,6 @@ def describe_mlflow_page(runs: Sequence[RunRecord], names: Sequence[str]) -> str
 
 
 def _get_suite_figure(figures: Mapping[str, Any], name: str) -> float | None:
-    """A figure by its path, such as `accuracy_at.0.5`."""
     first, _, rest = name.partition(".")
     found = figures.get(first)
     return (found or {}).get(rest) if rest else found
@@ -249,14 +220,34 @@ PROBE_SHARES = (0.0, 0.5, 1.0)
 def show_probes(probes: "Sequence[RecordedProbe]") -> None:
     """Prints probes, ordered by step: a table per suite, and a line on stated confidence, of the
     last one that has it."""
-    from rlx.probe import agreement_line, compute_agreement
+    from rlx.probe import GRID, agreement_line, compute_agreement
 
     console = open_console()
     suites: dict[str, list[RecordedProbe]] = {}
     for probe in probes:
         suites.setdefault(probe.suite, []).append(probe)
     for steps in suites.values():
-        console.print(_build_probe_steps_table(steps))
+        settings = steps[-1].figures["settings"]
+        title = (
+            f"probe {escape_unprintable(steps[-1].suite)}: mc_p_correct by share of reasoning\n"
+            f"{settings['samples']} samples a point, cut by {settings['cut']['by']}, "
+            f"seed {settings['seed']}"
+        )
+        heads = [f"\nat {share:g}" for share in PROBE_SHARES]
+        headings = ("\nstep", *heads, "area over\nsame", "whole\nright", "\nwrapped", "\nproblems")
+        table = build_table(*headings, title=title)
+        table.columns[0].justify = "right"
+        for probe in steps:
+            figures = probe.figures
+            points = [figures["p_correct"][GRID.index(share)] for share in PROBE_SHARES]
+            table.add_row(
+                str(probe.step),
+                *map(_format_band_cell, [*points, figures["aoc"]]),
+                f"{figures['accuracy']:.3f}",
+                f"{figures['wrapped']:.3f}",
+                str(figures["problems"]),
+            )
+        console.print(table)
         console.print()
     for probe in reversed(probes):
         found = compute_agreement(probe.verbal)
@@ -265,35 +256,7 @@ def show_probes(probes: "Sequence[RecordedProbe]") -> None:
             break
 
 
-def _build_probe_steps_table(steps: "Sequence[RecordedProbe]") -> Table:
-    from rlx.probe import GRID
-
-    settings = steps[-1].figures["settings"]
-    title = (
-        f"probe {escape_unprintable(steps[-1].suite)}: mc_p_correct by share of reasoning\n"
-        f"{settings['samples']} samples a point, cut by {settings['cut']['by']}, "
-        f"seed {settings['seed']}"
-    )
-    heads = [f"\nat {share:g}" for share in PROBE_SHARES]
-    headings = ("\nstep", *heads, "area over\nsame", "whole\nright", "\nwrapped", "\nproblems")
-    table = build_table(*headings, title=title)
-    table.columns[0].justify = "right"
-    places = [GRID.index(share) for share in PROBE_SHARES]
-    for probe in steps:
-        figures = probe.figures
-        table.add_row(
-            str(probe.step),
-            *(_format_band_cell(figures["p_correct"][place]) for place in places),
-            _format_band_cell(figures["aoc"]),
-            f"{figures['accuracy']:.3f}",
-            f"{figures['wrapped']:.3f}",
-            str(figures["problems"]),
-        )
-    return table
-
-
 def _format_band_cell(band: Mapping[str, Any]) -> Text:
-    """Formats a mean with its interval below."""
     if band["mean"] is None:
         return Text("–")
     interval = f"{band['low']:.2f}–{band['high']:.2f}"

@@ -16,7 +16,6 @@ from rlx.cli.verb_group import add_options, json_option, registry_option
 from rlx.errors import EnvironmentFault, SpecError
 from rlx.home import RunFolder, format_path
 from rlx.launch import (
-    Removal,
     choose_run_exit_code,
     format_disk_space,
     list_group_runs,
@@ -42,7 +41,6 @@ RUNS_LISTED = 50
 
 
 def _parse_age(text: str) -> float:
-    """The seconds of an age such as `30d`."""
     units = {"s": 1, "min": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
     match = re.fullmatch(rf"([0-9]{{1,6}})({'|'.join(units)})", text)
     if match is None:
@@ -71,7 +69,6 @@ def _build_filter(
     status: Sequence[str],
     older_than: float | None,
 ) -> RunFilter:
-    """Raises SpecError if there is no such group."""
     if group is not None:
         list_group_runs(registry, group)
     before = None if older_than is None else time.time() - older_than
@@ -111,11 +108,8 @@ def _look_at_job(registry: Registry, run: RunRecord) -> RunRecord:
 def print_run_table(
     found: Sequence[dict[str, Any]], cells: Mapping[str, Mapping[str, Any]] | None = None
 ) -> None:
-    """Prints runs, as `describe_runs` returns them, with the figures that any of them has.
-
-    Args:
-        cells: of each run of one group, the values in which it differs from others, by path.
-    """
+    """Prints runs, as `describe_runs` returns them, with the figures that any of them has; `cells`
+    are of each run of one group the values in which it differs from others, by path."""
     from rich.table import Column
 
     from rlx.cli.tables import print_table
@@ -140,7 +134,7 @@ def print_run_table(
             name.upper(): [format_run_figure(run, name) for run in found]
             for name in ("accuracy", "brier", "ece")
         },
-        "AGE": [_format_run_age(run["created"]) for run in found],
+        "AGE": [_format_age(run["created"]) for run in found],
         "GROUP": [" ".join(run["groups"]) if cells is None else "" for run in found],
     }
     shown = {head: column for head, column in columns.items() if any(column)}
@@ -150,7 +144,7 @@ def print_run_table(
 
 
 def format_run_figure(run: dict[str, Any], name: str) -> str:
-    """Formats a metric after training, or the one before training in parentheses."""
+    """A metric after training, or the one before training in parentheses."""
     for label, form in (("after", "{:.3f}"), ("before", "({:.3f})")):
         value = run["evaluation"].get(label, {}).get(name)
         if value is not None:
@@ -158,12 +152,11 @@ def format_run_figure(run: dict[str, Any], name: str) -> str:
     return ""
 
 
-def _format_run_age(created: float) -> str:
+def _format_age(created: float) -> str:
     seconds = time.time() - created
-    for unit, size in (("d", 86400), ("h", 3600), ("min", 60)):
-        if seconds >= size:
-            return f"{seconds / size:.0f} {unit}"
-    return f"{seconds:.0f} s"
+    units = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
+    size, unit = next((one for one in units if seconds >= one[0]), units[-1])
+    return f"{seconds / size:.0f} {unit}"
 
 
 @click.command()
@@ -179,7 +172,15 @@ def status(run: str, values: bool, pictures: bool, as_json: bool, url: str) -> i
     earlier ones, and those of a run that has ended are sent to its trackers too.
     """
     if pictures:
-        return _draw_pictures(run, url)
+        from rlx.api import open_run
+
+        opened = open_run(run, registry=url)
+        drawn = opened.plot().files
+        for path in drawn:
+            print_text(escape_unprintable(os.path.relpath(path)))
+        if not drawn:
+            print_text(f"{opened.id} has no records to draw yet", err=True)
+        return 0 if drawn else 1
     with open_registry(url) as registry:
         found = _look_at_job(registry, registry.run(run))
         if values:
@@ -228,19 +229,6 @@ def _show_unfinished_run(
     if found.directory is not None:
         lines.append(f"log      {os.path.relpath(RunFolder(Path(found.directory)).log)}")
     print_text("\n".join(map(escape_unprintable, lines)))
-
-
-def _draw_pictures(ref: str, url: str) -> int:
-    """Draws the plots of a run; returns 1 if it has nothing to draw yet."""
-    from rlx.api import open_run
-
-    run = open_run(ref, registry=url)
-    drawn = run.plot().files
-    for path in drawn:
-        print_text(escape_unprintable(os.path.relpath(path)))
-    if not drawn:
-        print_text(f"{run.id} has no records to draw yet", err=True)
-    return 0 if drawn else 1
 
 
 @click.command()
@@ -359,7 +347,18 @@ def remove(
     if not plans:
         print_text("nothing to remove")
         return
-    _show_plans(plans)
+    from rich.table import Column
+
+    from rlx.cli.tables import print_table
+
+    rows = []
+    for plan in plans:
+        parts = [escape_unprintable(format_path(path)) for path in plan.files]
+        parts += [f"MLflow run {plan.mlflow}"] if plan.mlflow else []
+        parts += [escape_unprintable(f"in {kind}") for kind in plan.trackers if kind != "mlflow"]
+        head = (plan.run.id, escape_unprintable(plan.run.name), plan.run.effective_status)
+        rows.append((*head, format_disk_space(plan.bytes), "\n".join(parts or ["records"])))
+    print_table(Column("RUN", no_wrap=True), "NAME", "STATUS", "SIZE", "WHAT", rows=rows)
     total = format_disk_space(sum(plan.bytes for plan in plans))
     count = f"{len(plans)} run{'s' if len(plans) > 1 else ''}"
     if dry_run:
@@ -379,19 +378,3 @@ def remove(
                     f"{plan.run.id}: {error.filename} cannot be removed: {error.strerror}"
                 ) from error
     print_text(f"removed {total} of {count}")
-
-
-def _show_plans(plans: Sequence[Removal]) -> None:
-    from rich.table import Column
-
-    from rlx.cli.tables import print_table
-
-    rows = []
-    for plan in plans:
-        parts = [escape_unprintable(format_path(path)) for path in plan.files]
-        parts += [f"MLflow run {plan.mlflow}"] if plan.mlflow else []
-        parts += [escape_unprintable(f"in {kind}") for kind in plan.trackers if kind != "mlflow"]
-        head = (plan.run.id, escape_unprintable(plan.run.name), plan.run.effective_status)
-        rows.append((*head, format_disk_space(plan.bytes), "\n".join(parts or ["records"])))
-    run = Column("RUN", no_wrap=True)
-    print_table(run, "NAME", "STATUS", "SIZE", "WHAT", rows=rows)

@@ -1,6 +1,6 @@
 """`rlx samples`: the rollouts of a step with their rewards, as tables or JSON Lines."""
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -97,14 +97,17 @@ def samples(
 def _write_rollout_rows(
     run: RunRecord, step: int, body: BodyRecord, rows: Sequence[int], file: Path
 ) -> None:
-    """Writes rows of a step as JSON Lines, in order."""
     from rlx.home import format_path
     from rlx.record import read_step
 
     table = read_body(locate_run_folder(run).root / body.path, body.sha256)
     stored = read_step(table)
     about = {"run": run.id, "step": step, "phase": body.statistics["phase"]}
-    lines = _build_json_lines(stored, rows, about, table["pieces"].to_pylist())
+    pieces = table["pieces"].to_pylist()  # the texts of tokens, by tree and segment
+    lines = (
+        format_json({**about, **_build_row_json(stored, row, pieces[stored.rows.places[row][0]])})
+        for row in rows
+    )
     if str(file) == "-":
         for line in lines:
             print_text(line)
@@ -125,12 +128,8 @@ def _show_credit_rows(
     numbers: Sequence[int],
     as_json: bool,
 ) -> None:
-    """Prints the per-token credit of rows of a step, as `rlx plan` does.
-
-    Args:
-        there: the rows that may be shown.
-        numbers: those that are asked for; none selects examples, and all with `as_json`.
-    """
+    """Prints the per-token credit of rows of a step, as `rlx plan` does: of those with the
+    `numbers`, which must be `there`; without numbers of examples, or as JSON of all."""
     from rlx.cli.console import open_console
     from rlx.plan import convert_to_json, select_example_rows, show_rows
 
@@ -215,13 +214,10 @@ def _join_turns(tree: TreeRecord, last: int, ends: Collection[int]) -> str:
     )
 
 
-def _build_json_lines(
-    stored: "StoredStep",
-    rows: Sequence[int],
-    about: Mapping[str, Any],
-    pieces: Sequence[Sequence[Sequence[str]]] | None,
-) -> Iterator[str]:
-    """One JSON object per trained row, with the fields of KG-R1, arXiv 2509.26383.
+def _build_row_json(
+    stored: "StoredStep", number: int, texts: Sequence[Sequence[str]] | None
+) -> dict[str, Any]:
+    """The JSON object of a trained row, with the fields of KG-R1, arXiv 2509.26383.
 
     P tokens precede the row's first own token and R follow; nothing is padded. The lists are
     `prompt_ids` [P]; `response_ids`, `turn_sequence`, `loss_mask`, `effective_mask`, `advantages`,
@@ -234,21 +230,7 @@ def _build_json_lines(
     token; null in files without texts of tokens. `turn_reward_components` sum to `turn_rewards`,
     which lack turns without rewards. Names that begin with `_` are never summed; `_raw_NAME` is
     NAME without its weight. An absent reward is null.
-
-    Args:
-        rows: row numbers to write, in order.
-        about: fields that every object begins with.
-        pieces: texts of the tokens of every tree's segments; None if the file has none.
     """
-    for number in rows:
-        tree = stored.rows.places[number][0]
-        texts = None if pieces is None else pieces[tree]
-        yield format_json({**about, **_build_row_json(stored, number, texts)})
-
-
-def _build_row_json(
-    stored: "StoredStep", number: int, texts: Sequence[Sequence[str]] | None
-) -> dict[str, Any]:
     at, segment, parent, kind, _ = stored.rows.places[number]
     tree, places = stored.trees[at], [place[:2] for place in stored.rows.places]
     own, _ = tree.own_turns(segment)

@@ -12,7 +12,7 @@ from rlx.cli.progress import open_progress
 from rlx.cli.verb_group import overrides_option
 from rlx.errors import SpecError
 from rlx.plugin_files import keep_plugin_file
-from rlx.reward import ScoredLine, build_reward, open_response_lines, score_lines
+from rlx.reward import build_reward, open_response_lines, score_lines
 from rlx.text import escape_unprintable
 
 ID_WIDTH = 16
@@ -65,13 +65,20 @@ def score(
         if not as_json:
             print_text(_format_score_row("LINE", "ID", "SCORE", "REASON"))
         for scored in score_lines(plugin, read, field=field, workers=workers, deadline=deadline):
+            lines = []
             for each in scored:
-                values += [] if each.verdict is None else [each.verdict.value]
-                absent += each.verdict is None
-            if as_json:
-                lines = [format_json(each.to_plain_dict(), allow_nan=False) for each in scored]
-            else:
-                lines = [_format_row(each) for each in scored]
+                verdict = each.verdict
+                values += [] if verdict is None else [verdict.value]
+                absent += verdict is None
+                if as_json:
+                    lines.append(format_json(each.to_plain_dict(), allow_nan=False))
+                    continue
+                parts = verdict.parts.items() if verdict else ()
+                why = [each.reason or "", *(f"{part}={value:g}" for part, value in parts)]
+                number = "absent" if verdict is None else f"{verdict.value:g}"
+                name = "" if each.line.id is None else str(each.line.id)
+                details = "  ".join(filter(None, why))
+                lines.append(_format_score_row(str(each.line.number), name, number, details))
             print_text("\n".join(lines))
             move(len(values) + absent)
     sys.stdout.flush()
@@ -79,16 +86,6 @@ def score(
     rate = (len(values) + absent) / max(time.monotonic() - began, 1e-9)
     print_text(f"{len(values)} scored, {absent} absent; {mean}{rate:,.0f} lines/s", err=True)
     return 1 if absent else 0
-
-
-def _format_row(scored: ScoredLine) -> str:
-    verdict = scored.verdict
-    number = "absent" if verdict is None else f"{verdict.value:g}"
-    parts = verdict.parts.items() if verdict else ()
-    why = [] if scored.reason is None else [scored.reason]
-    details = "  ".join([*why, *(f"{part}={value:g}" for part, value in parts)])
-    name = "" if scored.line.id is None else str(scored.line.id)
-    return _format_score_row(str(scored.line.number), name, number, details)
 
 
 def _format_score_row(line: str, name: str, number: str, details: str) -> str:

@@ -15,15 +15,10 @@ def build_table(
     title: str | None = None,
     is_text: bool = False,
 ) -> Table:
-    """Returns a table without edges. Cells that do not fit are wrapped, never cut.
-
-    Args:
-        heads: headings of the columns; none is shown if all are empty. The first column is to the
-            left, and all others, of numbers, to the right; a `rich.table.Column` decides itself.
-        rows: the cells of every row.
-        title: printed bold above the table.
-        is_text: each column is to the left, without a line below the headings.
-    """
+    """A table without edges. Cells that do not fit are wrapped, never cut. The first column is to
+    the left, and all others, of numbers, to the right, unless a `rich.table.Column` says otherwise.
+    With `is_text` each is to the left, without a line below the headings. Headings that are all
+    empty are not shown."""
     left = len(heads) if is_text else 1
     columns = [
         head if isinstance(head, Column) else Column(head, justify="right" if n >= left else "left")
@@ -48,5 +43,5 @@ def build_table(
 
 
 def print_table(*heads: str | Column, rows: Iterable[Sequence[RenderableType]]) -> None:
-    """Prints a table of text to stdout; see `build_table`."""
+    """Prints a table of text to stdout."""
     open_console().print(build_table(*heads, rows=rows, is_text=True))

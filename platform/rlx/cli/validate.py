@@ -49,7 +49,12 @@ def validate(
         raise SpecError("--schema is of every experiment: name no file")
     forbid_downloads()
     if schema:
-        _print_schema()
+        from rlx.spec import experiment_schema  # imported here: it parses the models' source
+
+        names: dict[str, list[str]] = {}
+        for plugin in list_installed_plugins():
+            names.setdefault(plugin.kind, []).append(plugin.name)
+        print_json(experiment_schema(names))
         return 0
     if values:
         if len(specs) != 1:
@@ -108,15 +113,6 @@ def _build_outcome_json(path: Path, outcome: Outcome) -> dict[str, Any]:
     return entry | {"diagnostics": [one.to_json() for one in found]}
 
 
-def _print_schema() -> None:
-    from rlx.spec import experiment_schema  # imported here: it parses the models' source
-
-    names: dict[str, list[str]] = {}
-    for plugin in list_installed_plugins():
-        names.setdefault(plugin.kind, []).append(plugin.name)
-    print_json(experiment_schema(names))
-
-
 class ShownExperiment(NamedTuple):
     """An experiment in full: `spec` under its YAML keys, without what plugins filled in, and every
     value by its dotted path, with `origins` where it comes from."""
@@ -128,7 +124,6 @@ class ShownExperiment(NamedTuple):
 
 
 def show_values(shown: ShownExperiment, *, as_json: bool) -> None:
-    """Prints every value of an experiment with its origin."""
     if as_json:
         return print_json(shown._asdict())
     order = {key: place for place, key in enumerate(ExperimentSpec.model_fields)}
@@ -149,7 +144,6 @@ def show_values(shown: ShownExperiment, *, as_json: bool) -> None:
 
 
 def _collect_values(read: LoadedSpec, plugins: ExperimentPlugins) -> ShownExperiment:
-    """The values of a file with the options that its plugins have here."""
     tree, profile = read.spec.dump_resolved(), read.spec.credit.profile
     records = [asdict(origin) for origin in plugins.provenance]
     values = dict(list_leaf_values(fill_plugin_options(tree, records)))
@@ -163,7 +157,7 @@ def _collect_values(read: LoadedSpec, plugins: ExperimentPlugins) -> ShownExperi
 
 
 def collect_run_values(run: RunRecord) -> ShownExperiment:
-    """Returns the experiment of a run as it was recorded."""
+    """The experiment of a run as it was recorded."""
     values, recorded = dict(list_leaf_values(run.settings)), run.origins or {}
     lacking = "plugin default" if recorded else "not recorded"
     origins = {path: recorded.get(path, lacking) for path in values}

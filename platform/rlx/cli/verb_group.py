@@ -38,7 +38,6 @@ def add_options(*options: Callable[[Command], Command]) -> Callable[[Command], C
 def overrides_option(
     metavar: str = "PATH=VALUE", help: str = "Override a value; can be repeated."
 ) -> Callable[[Command], Command]:
-    """The option `--set`."""
     return click.option("--set", "overrides", multiple=True, metavar=metavar, help=help)
 
 
@@ -51,7 +50,7 @@ VERBS = {
     "status": ("runs:status", "Show how a run is doing, or how it went."),
     "logs": ("runs:logs", "Show or follow a run's log."),
     "samples": ("samples:samples", "Show a step's rollouts, or one row token by token."),
-    "compare": ("compare:compare", "Compare recipes over their seeds, or two runs in full."),
+    "compare": ("compare:compare", "Compare recipes over their seeds."),
     "rescore": ("rescore:rescore", "Recompute stored rewards and advantages with any rules."),
     "eval": ("evaluate:evaluate", "Evaluate a model: accuracy, calibration, use of reasoning."),
     "score": ("score:score", "Score a file of responses with any reward."),
@@ -66,7 +65,7 @@ VERBS = {
 }
 """Of each verb its place in this package, "module:command", and its line in `rlx --help`."""
 OTHER_NAMES = {
-    "diff": "compare --diff",
+    "diff": "compare",
     "doctor": "check",
     "evaluate": "eval",
     "kill": "stop",

@@ -39,9 +39,8 @@ class ServerAddress:
     """Where a server listens, and whom it lets in.
 
     Attributes:
-        token: None lets everyone in who can connect.
+        token: None lets everyone in who can connect; one that the user `is_named` is not printed.
         names: host names that requests may use.
-        is_named: the user named the token, so it is not printed.
     """
 
     host: str
@@ -134,7 +133,7 @@ def choose_address(
     is_open: bool,
     names: tuple[str, ...] = (),
 ) -> ServerAddress:
-    """Returns the address that the options describe, with a random token unless one was named."""
+    """The address that the options describe, with a random token unless one was named."""
     if is_open and token is not None:
         raise SpecError(f"--no-token and a token: leave out one of them (also {TOKEN})")
     if token is not None and not re.fullmatch(rf"[!-~]{{{SHORTEST},}}", token):
@@ -158,11 +157,8 @@ def choose_address(
 
 
 def run_server(app: Any, address: ServerAddress, patience: int | None = None) -> int:
-    """Serves an ASGI application until Ctrl-C, after which responses have `patience` seconds.
-
-    Returns:
-        130, since only Ctrl-C ends it without an error.
-    """
+    """Serves an ASGI application until Ctrl-C, after which responses have `patience` seconds; then
+    returns 130."""
     import uvicorn
 
     config = uvicorn.Config(

@@ -269,10 +269,7 @@ def compute_step_returns(
 
         Rₖ = Σ_{j≥k} γ^(j-k) · (rⱼ + [j is the last turn taken] · global)
 
-    Args:
-        rewards: `[B, K]`; an unrewarded turn earns 0.
-        global_rewards: `[B]`.
-        taken: `[B, K]` bool the rollout has such a turn.
+    An unrewarded turn earns 0; `taken` is where the rollout has such a turn.
 
     Reference:
         GiGPO, arXiv 2505.10978, equation 5.

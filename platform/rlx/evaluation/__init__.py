@@ -1,8 +1,4 @@
-"""Evaluate trained models: accuracy, calibration and their plots.
-
-Input: a model's answers to held-out problems. Output: metrics with intervals over problems or
-seeds, answer scaling, selective prediction, and plots of all of them.
-"""
+"""Evaluates trained models: accuracy, calibration, intervals, and their plots."""
 
 import lazy_loader
 

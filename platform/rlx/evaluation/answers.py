@@ -1,9 +1,4 @@
-"""Answers to held-out problems: with confidences and rewards, their metrics, and their scaling.
-
-With several answers per problem there are pass@k, and majority votes with confidences. Votes count
-answers by their text. A missing answer (None) has no vote. On a tie the answer that comes first
-wins; answers are in random order.
-"""
+"""Answers to held-out problems: with confidences and rewards, their metrics, and their scaling."""
 
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -23,10 +18,14 @@ from rlx.evaluation.calibration import (
     compute_expected_calibration_error,
     compute_maximum_calibration_error,
     compute_one_bit_auroc,
-    convert_to_pairs,
     measure_calibration,
 )
-from rlx.evaluation.statistics import DRAWS, compute_bootstrap_intervals, is_readable
+from rlx.evaluation.statistics import (
+    DRAWS,
+    compute_bootstrap_intervals,
+    is_readable,
+    read_pairs,
+)
 from rlx.reward import RewardTable
 from rlx.rollout import RolloutPlan, RolloutTree
 
@@ -68,8 +67,8 @@ def collect_stated_confidences(
 def _find_stating_turns(
     trees: Sequence[RolloutTree], answers: Sequence[tuple[int, int]]
 ) -> list[list[tuple[int, int]]]:
-    """Turns that state a confidence of each answer: confidence turns below it, or else the nearest
-    one above it, or else, where there are no confidence turns, the answer itself."""
+    """Turns that state a confidence of each answer: confidence turns below it, else the nearest one
+    above it, else, where there are no confidence turns, the answer itself."""
     found: dict[tuple[int, int], list[tuple[int, int]]] = {place: [] for place in answers}
     for t, tree in enumerate(trees):
         for s in tree.policy_segments:
@@ -101,11 +100,10 @@ class ScoredAnswer:
     """One scored answer or rollout.
 
     Attributes:
-        problem: index of the problem in the set.
-        sample: index among the problem's answers.
+        problem, sample: index of the problem in the set, and of the answer among the problem's.
         text: text of the turn that answers; with an environment, of the first turn.
-        said: text of the last `answer` span with whitespace normalised; the whole text if there is
-            no span; None if that is empty.
+        said: text of the last `answer` span, or the whole text, with whitespace normalised; None if
+            that is empty.
         correct: 1 if the correctness reward is exactly 1, else 0.
         confidences: all confidences stated for it, nan if unreadable; empty if none is requested.
         confidence_texts: texts of the turns that state them; empty if the answer does so itself.
@@ -144,18 +142,14 @@ def measure_answer_scaling(
     problems: Sequence[Sequence[ScoredAnswer]], *, seed: int
 ) -> dict[str, Any]:
     """Accuracy of selecting one of k answers, by rule, for k = 1, 2, 4, … up to the smallest number
-    of answers of any problem.
-
-    Args:
-        problems: the answers to each of at least one problem, sampled independently.
-        seed: seed of the random orders of the answers.
+    of answers of any problem. Votes count answers by their text; a missing answer has no vote, and
+    on a tie the answer that comes first wins, over random orders.
 
     Returns:
-        The numbers `k`, and a value per k of `pass_at`, the accuracy of an oracle that picks a
-        correct answer if there is one; `majority`, of the most frequent answer; `weighted`, of the
-        answer with the largest sum of confidences, and `most_confident`, of that with the largest
-        one, both None without confidences; `vote_share_ece`, the ECE (10 bins) with the majority's
-        share of the k answers as its confidence.
+        The numbers `k`, and a value per k of `pass_at`, an oracle's; `majority`, of the commonest
+        answer; `weighted`, of the answer with the largest sum of confidences, and `most_confident`,
+        of that with the largest one, both None without confidences; `vote_share_ece`, the ECE (10
+        bins) with the majority's share of the k answers as its confidence.
 
     Reference:
         Chen et al., "Evaluating large language models trained on code", 2021 (pass@k);
@@ -188,18 +182,13 @@ def measure_answer_scaling(
 
 
 def compute_pass_at_k(n: int, correct: int, k: int) -> float:
-    """Probability that k of n answers, drawn without replacement, include a correct one.
+    """Probability that k of n answers, drawn without replacement, include a correct one: an
+    unbiased estimate of pass@k from n samples.
 
         1 - C(n - c, k) / C(n, k)
 
-    It is an unbiased estimate of pass@k from n samples.
-
     Reference:
         Chen et al., "Evaluating large language models trained on code", 2021, equation 1.
-
-    Example:
-        >>> compute_pass_at_k(4, 1, 2)
-        0.5
     """
     if not 0 <= correct <= n or not 1 <= k <= n:
         raise ValueError(f"{correct} correct of {n}, k = {k}")
@@ -316,12 +305,8 @@ def read_answers(
 def compute_held_out_metrics(
     plan: RolloutPlan, trees: Sequence[RolloutTree], table: RewardTable, correct: str
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Computes the metrics of trees with one answer each, as plain JSON.
-
-    Args:
-        trees: sampled with `plan.copy_with_sampling(1)`: levels below the answer keep their sample
-            counts, to measure the spread of confidences. Scored as in training.
-        correct: name of the correctness reward, of answers or of whole rollouts.
+    """Computes the metrics of trees with one answer each, sampled with
+    `plan.copy_with_sampling(1)`, as plain JSON.
 
     Returns:
         `n`, `problems`, accuracy and calibration, mean `rewards`, and how many problems were `lost`
@@ -360,13 +345,10 @@ def build_pairs(answers: Sequence[ScoredAnswer]) -> dict[str, Any]:
 def compute_answer_metrics(
     answers: Sequence[ScoredAnswer], *, seed: int, draws: int = DRAWS
 ) -> dict[str, Any]:
-    """Computes all metrics of a set of at least one answer, as plain JSON.
-
-    Returns:
-        `n` answers, `problems`, accuracy and calibration over all answers, with the first stated
-        confidence of each answer; `intervals` over problems; `scaling` if every problem has several
-        answers, else None; mean `rewards` and `tokens`, and the share `truncated`.
-    """
+    """Computes all metrics of a set of at least one answer, as plain JSON: those of
+    `measure_calibration` with each answer's first confidence, `intervals` over problems, `scaling`
+    if every problem has several answers, else None, mean `rewards` and `tokens`, and the share
+    `truncated`."""
     problems: dict[int, list[ScoredAnswer]] = {}
     for answer in answers:
         problems.setdefault(answer.problem, []).append(answer)
@@ -382,8 +364,8 @@ def compute_answer_metrics(
 
 
 def _measure_answers(answers: Sequence[ScoredAnswer]) -> dict[str, Any]:
-    """Accuracy, and calibration of the first stated confidences, None where none are stated, or
-    where too few can be read: see `READABLE`."""
+    """Accuracy and calibration, which is None where no confidences are stated or too few
+    readable."""
     correct, strata = [a.correct for a in answers], [a.stratum for a in answers]
     metrics: dict[str, Any] = {"n": len(answers), "accuracy": float(np.mean(correct))}
     first = [a.confidences[0] for a in answers if a.confidences]
@@ -408,13 +390,11 @@ def compute_intervals(
 ) -> dict[str, tuple[float, float] | None]:
     """95 % intervals over problems of an evaluation's metrics, or of those with some names, from
     what `build_pairs` returns and evaluations record; without it there are none."""
-    if not pairs.get("problem_ids") or not pairs.get("correct"):
+    if (read := read_pairs(pairs)) is None:
         return {}
-    correct = np.array(pairs["correct"], dtype=np.float64)
+    correct, found = read
     measures: dict[str, Any] = {"accuracy": lambda at: float(correct[at].mean())}
-    found = np.array(pairs.get("confidence") or [], dtype=np.float64)  # None becomes nan
-    if len(found) and is_readable(found):
-        _, stated = convert_to_pairs(correct, found)
+    if (stated := found) is not None:
         of_pairs: dict[str, Any] = {
             "brier": compute_brier,
             "ece": compute_expected_calibration_error,

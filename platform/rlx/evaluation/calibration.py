@@ -1,19 +1,14 @@
 """Calibration metrics of stated confidences: functions of (correct, confidence).
 
-A policy whose confidence depends only on the kind of problem can look perfectly calibrated.
-`measure_calibration` therefore also reports the scores of a predictor that knows only the problem's
-stratum, the metrics within each stratum, and how varied the confidences are.
-
 `correct` is `[n]` of 0 or 1, `confidence` `[n]` in [0, 1]; ValueError for no samples, different
 lengths, or values out of range. Conventions hold throughout:
 
 * **Bins** have equal width, `[i/B, (i+1)/B)`, and the last one is closed. An edge is the double
-  nearest to `i/B`, so 0.3 lies in bin 3 and 0.7 in bin 7, as expected. (`numpy.linspace` differs:
-  its fourth edge is 0.30000000000000004.)
+  nearest to `i/B`, so 0.3 lies in bin 3 and 0.7 in bin 7. (The fourth edge of `numpy.linspace` is
+  0.30000000000000004.)
 * **Unreadable confidences** are passed as nan and count as the worst one, 1 for a wrong answer
   and 0 for a right one, as in the rewards: a policy gains nothing by stating none.
-* **Equal confidences** have no defined order. Where an order is needed, figures average over all
-  orders of equal confidences, so the order of the samples does not matter.
+* **Equal confidences** have no order: figures average over all of theirs.
 """
 
 import zlib
@@ -31,16 +26,10 @@ CLIP = 0.001
 
 # Proper scoring rules ----------------------------------------------------------------------------
 def compute_brier(correct: ArrayLike, confidence: ArrayLike) -> float:
-    """Mean squared error of the confidence.
-
-        BS = 1/n Σᵢ (cᵢ - yᵢ)²
+    """Mean squared error of the confidence: 1/n Σᵢ (cᵢ - yᵢ)².
 
     Reference:
         Brier, "Verification of forecasts expressed in terms of probability", 1950.
-
-    Example:
-        >>> compute_brier([1, 0], [0.5, 0.0])
-        0.125
     """
     y, c = convert_to_pairs(correct, confidence)
     return float(np.mean((c - y) ** 2))
@@ -54,15 +43,13 @@ def compute_brier_skill(correct: ArrayLike, confidence: ArrayLike) -> float | No
 
 
 def compute_murphy_decomposition(correct: ArrayLike, confidence: ArrayLike) -> dict[str, float]:
-    """Exact Murphy decomposition of the Brier score over the distinct confidence values v:
-    reliability - resolution + uncertainty. Lower reliability is better.
+    """Exact decomposition of the Brier score over the distinct confidence values v: reliability -
+    resolution + uncertainty. Lower reliability is better. Uninformative if nearly all confidences
+    are distinct: resolution then approaches uncertainty.
 
         reliability = Σᵥ nᵥ/n (v - ȳᵥ)²
         resolution  = Σᵥ nᵥ/n (ȳᵥ - ȳ)²
         uncertainty = ȳ (1 - ȳ)
-
-    If nearly all confidences are distinct, the decomposition is uninformative: resolution then
-    approaches uncertainty for any confidences.
 
     Reference:
         Murphy, "A new vector partition of the probability score", 1973.
@@ -80,8 +67,8 @@ def compute_murphy_decomposition(correct: ArrayLike, confidence: ArrayLike) -> d
 
 
 def compute_clipped_losses(correct: ArrayLike, confidence: ArrayLike) -> Floats:
-    """Negative log-likelihood of every answer in nats, `[n]`, with clipped confidences: a mistake
-    costs at most 6.9 nats."""
+    """`[n]` negative log-likelihoods in nats, of clipped confidences: a mistake costs at most
+    6.9."""
     y, c = convert_to_pairs(correct, confidence)
     sure = np.clip(np.where(y == 1, c, 1 - c), CLIP, 1 - CLIP)
     losses: Floats = -np.log(sure)
@@ -112,9 +99,7 @@ def build_reliability_bins(
 def compute_expected_calibration_error(
     correct: ArrayLike, confidence: ArrayLike, *, bins: int = 10
 ) -> float:
-    """Mean gap between confidence and accuracy over bins, weighted by their counts.
-
-        ECE = Σ_b n_b/n |c̄_b - ȳ_b|
+    """Mean gap between confidence and accuracy over bins: Σ_b n_b/n |c̄_b - ȳ_b|.
 
     Reference:
         Naeini et al., "Obtaining well calibrated probabilities using Bayesian binning", 2015.
@@ -125,10 +110,8 @@ def compute_expected_calibration_error(
 
 
 def compute_equal_mass_ece(correct: ArrayLike, confidence: ArrayLike, *, bins: int = 10) -> float:
-    """ECE over bins with about n / bins samples each.
-
-    A sample lies in bin `⌊bins · F⌋`, where F is the share of samples with a smaller confidence:
-    equal confidences share a bin, and no monotone rescaling changes the bins.
+    """ECE over bins with about n / bins samples each: a sample lies in bin `⌊bins · F⌋`, where F is
+    the share of samples with a smaller confidence, so that equal confidences share a bin.
 
     Reference:
         Nixon et al., "Measuring calibration in deep learning", 2019 (adaptive bins).
@@ -179,12 +162,11 @@ def compute_auroc(correct: ArrayLike, confidence: ArrayLike) -> float | None:
 def compute_within_auroc(
     correct: ArrayLike, confidence: ArrayLike, stratum: ArrayLike
 ) -> float | None:
-    """AUROC within strata, averaged over pairs of answers.
+    """AUROC within strata, averaged over pairs of answers; None if no stratum has both labels.
 
         Σ_s n⁺_s n⁻_s AUROC_s / Σ_s n⁺_s n⁻_s
 
-    Every pair of a correct and a wrong answer of the same stratum counts once, so a predictor that
-    knows only the stratum scores exactly .5. None if no stratum has both labels.
+    A predictor that knows only the stratum scores exactly .5.
     """
     y, c = convert_to_pairs(correct, confidence)
     labels = np.asarray(stratum)
@@ -195,18 +177,6 @@ def compute_within_auroc(
             weight = float(y[own].sum() * (1 - y[own]).sum())
             ranked, pairs = ranked + weight * inside, pairs + weight
     return ranked / pairs if pairs else None
-
-
-def compute_confidence_entropy(confidence: Floats) -> float:
-    """Entropy of the histogram over 10 bins in nats: -Σ_b p_b ln p_b, from 0 to ln 10."""
-    share = np.bincount(_find_bins(confidence, 10)) / len(confidence)
-    share = share[share > 0]
-    return float(max(0.0, -np.sum(share * np.log(share))))
-
-
-def compute_extreme_share(confidence: Floats) -> float:
-    """Share of confidences no further than .01 from 0 or from 1."""
-    return float(np.mean((confidence <= 0.01) | (confidence >= 1 - 0.01)))
 
 
 def stratum_predictor(correct: ArrayLike, stratum: ArrayLike) -> Floats:
@@ -296,9 +266,8 @@ def compute_accuracy_at_coverage(
 
 
 def compute_excess_aurc(correct: ArrayLike, confidence: ArrayLike) -> float:
-    """E-AURC: excess AURC over the best order, which ranks all correct answers first.
-
-    The best order's area is exact for these n answers, not its limit r + (1 - r) ln(1 - r).
+    """E-AURC: excess AURC over the best order of these n answers, which ranks all correct ones
+    first.
 
     Reference:
         Geifman, Uziel and El-Yaniv, "Bias-reduced uncertainty estimation for deep neural
@@ -309,10 +278,8 @@ def compute_excess_aurc(correct: ArrayLike, confidence: ArrayLike) -> float:
 
 
 def compute_coverage_at_risk(correct: ArrayLike, confidence: ArrayLike, risk: float) -> float:
-    """The largest share of answers that a threshold can keep with at most `risk` of them wrong.
-
-    A threshold keeps equal confidences together, so ties need no order. 0 if no threshold works.
-    """
+    """The largest share of answers that a threshold can keep with at most `risk` of them wrong; 0
+    if no threshold works. A threshold keeps equal confidences together."""
     if not 0 <= risk <= 1:
         raise ValueError(f"risk is {risk}; it must lie in [0, 1]")
     y, c = convert_to_pairs(correct, confidence)
@@ -348,9 +315,8 @@ def compute_debiased_ece(correct: ArrayLike, confidence: ArrayLike, *, bins: int
 
         Σ_b n_b/n (2 |g_b| - E|g_b + σ_b Z|)        g_b = c̄_b - ȳ_b, σ_b² = ȳ_b (1 - ȳ_b) / n_b
 
-    The accuracy of a bin is noisy, and noise always adds to |g_b|. With a standard normal Z, the
-    expected addition has a closed form. A bin whose answers are all right or all wrong is not
-    corrected.
+    Noise of a bin's accuracy always adds to |g_b|; with a standard normal Z the expected addition
+    has a closed form. A bin whose answers are all right or all wrong is not corrected.
 
     Reference:
         Kumar, Liang and Ma, "Verified uncertainty calibration", arXiv 1909.10155, and the
@@ -373,8 +339,7 @@ def compute_debiased_ece(correct: ArrayLike, confidence: ArrayLike, *, bins: int
 
 
 def compute_one_bit_auroc(correct: ArrayLike, confidence: ArrayLike) -> float | None:
-    """AUROC of whether the confidence is at least .5; None when all labels are equal. A confidence
-    whose AUROC is no higher says no more than yes or no."""
+    """AUROC of whether the confidence is at least .5; None when all labels are equal."""
     y, c = convert_to_pairs(correct, confidence)
     return compute_auroc(y, (c >= THRESHOLD).astype(np.float64))
 
@@ -382,8 +347,8 @@ def compute_one_bit_auroc(correct: ArrayLike, confidence: ArrayLike) -> float | 
 def compute_recalibrated_brier(
     correct: ArrayLike, confidence: ArrayLike, problems: Sequence[str] | None = None
 ) -> float | None:
-    """Brier score of `recalibrate_confidences`. What remains is mostly a lack of discrimination,
-    since no map can mend that."""
+    """Brier score of `recalibrate_confidences`: mostly a lack of discrimination, which no map
+    mends."""
     mapped = recalibrate_confidences(correct, confidence, problems)
     return None if mapped is None else compute_brier(correct, mapped)
 
@@ -436,10 +401,7 @@ def measure_calibration(
     problems: Sequence[str] | None = None,
 ) -> dict[str, Any]:
     """Computes all calibration metrics, as plain JSON: undefined ones are None, never nan.
-
-    Those of a name here are its function's. `signed_gap` is positive where overconfident; an
-    `auroc_one_bit` near `auroc` means that the confidence says no more than yes or no; an `auroc`
-    near `stratum_auroc`, that it reflects only the kind of problem.
+    docs/evaluation.md says what each is.
 
     Args:
         confidence: `[n]` in [0, 1]; nan if unparsable.
@@ -450,6 +412,8 @@ def measure_calibration(
     labels = np.full(len(y), "") if stratum is None else np.asarray(stratum, dtype=np.str_)
     known = stratum_predictor(y, labels)
     unparsable = int(np.isnan(np.asarray(confidence, dtype=np.float64)).sum())
+    bins = np.bincount(_find_bins(c, 10)) / len(c)
+    bins = bins[bins > 0]
     return {
         "n": len(y),
         "unparsable": unparsable,
@@ -476,8 +440,8 @@ def measure_calibration(
         "accuracy_at": {f"{q:g}": compute_accuracy_at_coverage(y, c, q) for q in COVERAGES},
         "coverage_at": {f"{r:g}": compute_coverage_at_risk(y, c, r) for r in RISKS},
         "distinct_share": len(np.unique(c)) / len(c),
-        "extreme_share": compute_extreme_share(c),
-        "entropy": compute_confidence_entropy(c),
+        "extreme_share": float(np.mean((c <= 0.01) | (c >= 1 - 0.01))),
+        "entropy": float(max(0.0, -np.sum(bins * np.log(bins)))),  # in nats, from 0 to ln 10
         "bins": build_reliability_bins(y, c),
         "stratum_brier": compute_brier(y, known),
         "stratum_auroc": compute_auroc(y, known),

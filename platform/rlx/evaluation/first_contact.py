@@ -25,8 +25,8 @@ FEW = 0.5
 
 @dataclass(frozen=True, slots=True)
 class TurnContact:
-    """The turns of one kind: the share cut off at `max_new_tokens`, and that which holds
-    each span."""
+    """The turns of one kind: the share cut off at `max_new_tokens`, and that which holds each
+    span."""
 
     turns: int
     truncated: float
@@ -35,13 +35,8 @@ class TurnContact:
 
 @dataclass(frozen=True, slots=True)
 class RewardContact:
-    """What one reward gave.
-
-    Attributes:
-        mean, lowest, highest: of its scores; None if there are none.
-        absent: share of turns, or rollouts, without a score.
-        reasons: its commonest reasons, with how often each was given.
-    """
+    """What one reward gave: figures of its scores, None without any; the share of turns or rollouts
+    without one; and its commonest reasons, with how often each was given."""
 
     mean: float | None
     lowest: float | None
@@ -52,11 +47,8 @@ class RewardContact:
 
 @dataclass(frozen=True, slots=True)
 class GroupContact:
-    """The groups of one kind of turn whose tokens learn.
-
-    Attributes:
-        with_signal: how many of them have scores that differ, or where the estimator does not
-            compare siblings, whether any scores differ: all or none. All if there is a teacher.
+    """The groups of one kind of turn whose tokens learn. `with_signal` of them have scores that
+    differ; where the estimator does not compare siblings, all or none. All if there is a teacher.
     """
 
     groups: int
@@ -76,14 +68,8 @@ class ContactSample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FirstContact:
-    """What a model's answers to a few training problems say about the run that is to come.
-
-    Attributes:
-        turns, groups: by kind of turn.
-        rewards: by name.
-        samples: some turns in full.
-        advice: what to change, most important first; empty if nothing stands out.
-    """
+    """What a model's answers to a few training problems say about the run that is to come: by kind
+    of turn, by reward; and `advice`, what to change, most important first."""
 
     prompts: int
     turns: Mapping[str, TurnContact]
@@ -94,11 +80,9 @@ class FirstContact:
 
     @property
     def has_signal(self) -> bool:
-        """Whether some group can teach the model something."""
         return any(group.with_signal for group in self.groups.values())
 
     def to_json(self) -> dict[str, Any]:
-        """Plain JSON values."""
         return {**asdict(self), "has_signal": self.has_signal}
 
     def summarize(self) -> str:
@@ -137,11 +121,7 @@ def describe_first_contact(
     table: RewardTable,
     decode: Callable[[Sequence[int]], str],
 ) -> FirstContact:
-    """Describes a model's rollouts of a phase.
-
-    Args:
-        decode: returns the text of tokens, control tokens included.
-    """
+    """Describes a model's rollouts of a phase; `decode` shows control tokens too."""
     turns = _describe_kinds(setup, trees)
     rewards = _describe_rewards(table)
     groups = _count_groups(setup, trees, table)

@@ -1,7 +1,5 @@
-"""Figures of calibration as a metric of Inspect, which an interpreter of its own imports.
-
-`rlx eval --with inspect:FILE` offers it as the module `rlx_inspect`, beside a copy of
-`rlx.evaluation.calibration`; nothing else of rlx is imported here, and rlx does not import it.
+"""Figures of calibration as a metric of Inspect, offered by `rlx eval --with inspect:FILE` as the
+module `rlx_inspect`, beside a copy of `rlx.evaluation.calibration`: nothing else of rlx is there.
 """
 
 import math

@@ -1,10 +1,6 @@
-"""Plots of calibration, held-out sets, suites and training as files.
-
-Colours are from the Okabe-Ito palette, which is safe for colour-blind readers. Figures use
-Matplotlib's object-oriented API, so nothing here touches pyplot's global state or needs a display.
-A plot is written as `.png` and `.svg`, which replace the suffix of its path; both files are
-returned.
-"""
+"""Plots of calibration, held-out sets, suites and training, each as `.png` and `.svg`, without
+pyplot's global state. Colours are from the Okabe-Ito palette, which is safe for colour-blind
+readers."""
 
 import math
 from collections.abc import Collection, Mapping, Sequence
@@ -23,8 +19,7 @@ INK, FAINT, GRID = "#262626", "#767676", "#E4E4E4"
 
 
 def build_figure(width: float, height: float, **padding: Any) -> Any:
-    """Creates an empty white figure of so many inches, with options of Matplotlib's constrained
-    layout."""
+    """An empty white figure of so many inches, with options of Matplotlib's constrained layout."""
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 
@@ -33,7 +28,6 @@ def build_figure(width: float, height: float, **padding: Any) -> Any:
 
 
 def style_axes(axes: Any) -> None:
-    """Removes the box of the axes and adds a faint grid behind the data."""
     axes.set_facecolor("white")
     axes.grid(color=GRID, linewidth=0.7)
     axes.set_axisbelow(True)
@@ -67,11 +61,8 @@ Figures = Mapping[str, Any]
 
 
 def draw_reliability_diagram(before: Figures, after: Figures, path: Path) -> tuple[Path, Path]:
-    """Draws accuracy against stated confidence, before and after training, side by side.
-
-    Each point is a bin at its mean confidence, with the 95 % Wilson interval of its accuracy. Its
-    area grows with the bin's count; the histogram below shows the exact count.
-    """
+    """Draws accuracy against stated confidence, before and after training, side by side. Each point
+    is a bin at its mean confidence, with the 95 % Wilson interval of its accuracy."""
     columns = {"Before training": (before, ORANGE), "After training": (after, BLUE)}
     return _draw_reliability_columns(columns, path)
 
@@ -79,22 +70,25 @@ def draw_reliability_diagram(before: Figures, after: Figures, path: Path) -> tup
 def _draw_reliability_columns(
     columns: Mapping[str, tuple[Figures, str]], path: Path
 ) -> tuple[Path, Path]:
-    """Draws accuracy against stated confidence with Wilson bars, and counts, a column per title."""
     drawn = build_figure(4.8 * len(columns), 6.2, w_pad=0.12, h_pad=0.05, hspace=0.02, wspace=0.04)
     axes = drawn.subplots(
         2, len(columns), sharex=True, sharey="row", height_ratios=(4.4, 1), squeeze=False
     )
     for column, (title, (calibration, colour)) in enumerate(columns.items()):
         _draw_reliability(axes[0][column], calibration, colour, title)
-        _draw_shares(axes[1][column], calibration, colour)
+        lower = axes[1][column]
+        style_axes(lower)
+        for b in calibration["bins"]:
+            draw_bin_bar(lower, (b["low"], b["high"]), b["n"] / calibration["n"], b["n"], colour)
+        lower.margins(y=0.22)
+        lower.set_xlabel("stated confidence", color=INK)
     axes[0][0].set_ylabel("accuracy", color=INK)
     axes[1][0].set_ylabel("share", color=INK)
     return save_figure(drawn, path)
 
 
 def draw_learning_curves(metrics: Mapping[str, Curve], path: Path) -> tuple[Path, Path]:
-    """Draws one small panel per metric, in the order given; values that are not finite
-    leave a gap."""
+    """Draws one small panel per metric; values that are not finite leave a gap."""
     if not metrics:
         raise ValueError("no metrics to draw")
     columns = min(3, len(metrics))
@@ -113,14 +107,12 @@ def draw_learning_curves(metrics: Mapping[str, Curve], path: Path) -> tuple[Path
 
 
 def draw_diagonal(axes: Any) -> None:
-    """Prepares a panel of two shares, with the line on which they are equal."""
     style_axes(axes)
     axes.plot([0, 1], [0, 1], color=FAINT, linewidth=1, linestyle=(0, (4, 3)), zorder=1)
     axes.set(xlim=(-0.03, 1.03), ylim=(-0.03, 1.03))
 
 
 def draw_bin_bar(axes: Any, edges: tuple[float, float], height: float, n: int, colour: str) -> None:
-    """Draws the bar of one bin, with the number of its answers above it."""
     low, high = edges
     at = ((low + high) / 2, height)
     axes.bar(*at, width=0.9 * (high - low), color=colour, alpha=0.8)
@@ -130,7 +122,6 @@ def draw_bin_bar(axes: Any, edges: tuple[float, float], height: float, n: int, c
 
 
 def _draw_reliability(axes: Any, calibration: Figures, colour: str, title: str) -> None:
-    """Draws the accuracy of each bin, with its Wilson interval, against its mean confidence."""
     held = [b for b in calibration["bins"] if b["n"]]
     x, y = [b["confidence"] for b in held], [b["accuracy"] for b in held]
     low = [b["accuracy"] - b["accuracy_low"] for b in held]
@@ -155,15 +146,6 @@ def _draw_reliability(axes: Any, calibration: Figures, colour: str, title: str) 
     note.set(fontsize=8.5, in_layout=False)
     counts = f"{calibration['n']} answers, {calibration['unparsable']} unreadable"
     axes.set_title(counts, loc="right", color=FAINT, fontsize=8.5, pad=40)
-
-
-def _draw_shares(axes: Any, calibration: Figures, colour: str) -> None:
-    """Draws the histogram of the bins, with counts above the bars."""
-    style_axes(axes)
-    for b in calibration["bins"]:
-        draw_bin_bar(axes, (b["low"], b["high"]), b["n"] / calibration["n"], b["n"], colour)
-    axes.margins(y=0.22)
-    axes.set_xlabel("stated confidence", color=INK)
 
 
 def _draw_training_curve(axes: Any, name: str, curve: Curve) -> None:
@@ -192,12 +174,7 @@ def draw_suite(
     folder: Path,
 ) -> list[Path]:
     """Draws every plot that the suite has data for: `reliability`, `confidence`, `risk_coverage`
-    and `scaling`.
-
-    Args:
-        figures: metrics of each set from `compute_answer_metrics`, by name.
-        outside: out-of-distribution sets, drawn in another colour.
-    """
+    and `scaling`. Sets `outside` the training distribution have another colour."""
     colours = {name: ORANGE if name in outside else BLUE for name in answers}
     stated = [name for name, found in figures.items() if found["brier"] is not None]
     scaled = [name for name, found in figures.items() if found["scaling"] is not None]
@@ -215,7 +192,7 @@ def draw_suite(
 def _draw_confidence_histograms(
     answers: Mapping[str, Sequence[ScoredAnswer]], path: Path
 ) -> tuple[Path, Path]:
-    """Draws confidence histograms, correct answers above the axis and wrong ones below."""
+    """Correct answers above the axis, wrong ones below."""
     drawn, panels = _build_panel_row(answers, "stated confidence")
     edges = np.arange(11) / 10
     for axes, own in zip(panels, answers.values(), strict=True):
@@ -232,7 +209,6 @@ def _draw_confidence_histograms(
 def _draw_risk_coverage(
     answers: Mapping[str, Sequence[ScoredAnswer]], path: Path
 ) -> tuple[Path, Path]:
-    """Draws the risk-coverage curve, with the best possible order and a random one."""
     drawn, panels = _build_panel_row(answers, "coverage")
     for axes, own in zip(panels, answers.values(), strict=True):
         correct = np.array([a.correct for a in own], dtype=np.float64)
@@ -251,7 +227,6 @@ def _draw_risk_coverage(
 
 
 def _draw_answer_scaling(found: Mapping[str, Figures], path: Path) -> tuple[Path, Path]:
-    """Draws accuracy against the number of answers, one line per selection rule."""
     drawn, panels = _build_panel_row(found, "answers per problem")
     rules = (
         ("pass_at", "oracle"),

@@ -2,6 +2,7 @@
 
 import math
 import warnings
+from collections import defaultdict
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Self
@@ -34,15 +35,13 @@ def compute_bootstrap_intervals(
     seed: int,
     draws: int = DRAWS,
 ) -> dict[str, tuple[float, float] | None]:
-    """95 % percentile bootstrap intervals of metrics over grouped samples.
-
-    Whole groups are drawn with replacement, since answers to one problem are not independent.
+    """95 % percentile bootstrap intervals of metrics over grouped samples: whole groups are drawn,
+    since answers to one problem are not independent.
 
     Args:
         groups: `[n]` the problem of each sample.
         measures: functions from sample positions, possibly repeated, to a metric; None if it is
             undefined.
-        seed: of the resamples, which all measures share.
 
     Returns:
         (low, high) by name; None with fewer than two groups, or if a metric was undefined in
@@ -75,7 +74,6 @@ def compute_bootstrap_intervals(
 
 
 def _bootstrap(data: tuple[Any, ...], statistic: Any, seed: int, draws: int, **options: Any) -> Any:
-    """SciPy's percentile bootstrap, with the draws of `seed`."""
     from scipy.stats import bootstrap
 
     with warnings.catch_warnings():  # a measure may be constant or undefined
@@ -95,13 +93,8 @@ def _bootstrap(data: tuple[Any, ...], statistic: Any, seed: int, draws: int, **o
 
 @dataclass(frozen=True, slots=True)
 class SeedMean:
-    """Mean of a metric over `n` seeds.
-
-    Attributes:
-        std: sample standard deviation (n - 1); None for one seed.
-        low, high: 95 % interval by Student's t, cut off at the range of the metric; None for fewer
-            than `LEAST_SEEDS`.
-    """
+    """Mean of a metric over `n` seeds; `std` (n - 1) is None for one, the 95 % interval by
+    Student's t, cut off at the range of the metric, for fewer than `LEAST_SEEDS`."""
 
     n: int
     mean: float
@@ -112,25 +105,15 @@ class SeedMean:
 
 @dataclass(frozen=True, slots=True)
 class SeedDifference(SeedMean):
-    """Difference of a metric between two recipes, paired by seed.
-
-    Attributes:
-        p: p-value of the exact paired permutation test: share of all sign flips whose mean is at
-            least as far from 0. With n seeds it is at least 2 / 2ⁿ.
-    """
+    """Difference of a metric between two recipes, paired by seed, with the p-value of the exact
+    paired permutation test: with n seeds it is at least 2 / 2ⁿ."""
 
     p: float
 
 
 def compute_seed_mean(values: Sequence[float], within: Range = UNLIMITED) -> SeedMean:
-    """Mean, standard deviation and 95 % interval over independent runs.
-
-    Args:
-        within: smallest and largest value that the metric can have.
-
-    Reference:
-        Student, "The probable error of a mean", 1908.
-    """
+    """Mean, standard deviation and 95 % interval over independent runs, of a metric with values
+    `within` a range."""
     if not values:
         raise ValueError("no values")
     n, mean = len(values), math.fsum(values) / len(values)
@@ -146,12 +129,8 @@ def compute_seed_mean(values: Sequence[float], within: Range = UNLIMITED) -> See
 def compute_paired_difference(
     one: Mapping[int, float], other: Mapping[int, float], within: Range = UNLIMITED
 ) -> SeedDifference | None:
-    """Compares two recipes over their common seeds: `one` minus `other`; None if they share no
-    seed.
-
-    Args:
-        one, other: values of a metric by seed.
-        within: smallest and largest value that a difference can have.
+    """Compares the values by seed of two recipes over their common seeds: `one` minus `other`,
+    `within` a range; None if they share no seed.
 
     Reference:
         Fisher, "The design of experiments", 1935, section 21.
@@ -166,11 +145,8 @@ def compute_paired_difference(
 
 def compute_permutation_p_value(gaps: Floats) -> float:
     """Two-sided p-value of the paired permutation test that the mean of `[n]` weighted differences
-    is 0.
-
-    It is the share of all sign flips whose mean is at least as far from 0, without differences of
-    exactly 0. Of more than `RESAMPLES` sign flips, so many random ones are used.
-    """
+    is 0: the share of all sign flips, or of `RESAMPLES` random ones, whose mean is at least as far
+    from 0, without differences of exactly 0."""
     gaps = gaps[gaps != 0]
     if len(gaps) < 2:  # SciPy needs two; both signs of a single one are as far from 0
         return 1.0
@@ -190,9 +166,6 @@ def compute_permutation_p_value(gaps: Floats) -> float:
 def correct_p_values(p_values: Sequence[float | None]) -> list[float | None]:
     """Corrects the p-values of a family of tests for their number; None is a test that was not
     made.
-
-    The corrected values bound the chance that any test of the family is wrongly significant,
-    however the tests depend on each other.
 
     Reference:
         Holm, "A simple sequentially rejective multiple test procedure", 1979.
@@ -229,26 +202,33 @@ def is_readable(confidences: ArrayLike) -> bool:
     return bool(np.mean(~np.isnan(np.asarray(confidences, dtype=np.float64))) >= READABLE)
 
 
+def read_pairs(payload: Mapping[str, Any]) -> tuple[Floats, Floats | None] | None:
+    """`[n]` labels and confidences of a recorded evaluation, where an unreadable one counts as the
+    worst; None in place of the confidences if too few can be read, and of both without labels."""
+    if not payload.get("problem_ids") or not payload.get("correct"):
+        return None
+    y = np.array(payload["correct"], dtype=np.float64)
+    found = np.array(payload.get("confidence") or [], dtype=np.float64)  # None becomes nan
+    return convert_to_pairs(y, found) if len(found) and is_readable(found) else (y, None)
+
+
 @dataclass(frozen=True, slots=True)
 class EvaluationAnswers:
-    """The answers of one evaluation: problem ids, the same in every run, and values by name of
-    `FIGURES`."""
+    """The answers of one evaluation: problem ids, and values by name of `FIGURES`."""
 
     problems: tuple[str, ...]
     values: Values
 
     @classmethod
     def from_payload(cls, payload: Mapping[str, Any] | None) -> Self | None:
-        """Reads the payload of a recorded evaluation: `problem_ids`, `correct` and `confidence`,
-        where null is unreadable and counts as the worst. None if ids or labels are missing."""
+        """Reads the payload of a recorded evaluation; None if ids or labels are missing. An
+        unreadable confidence counts as the worst."""
         kept = payload or {}
-        if not kept.get("problem_ids") or not kept.get("correct"):
+        if (pairs := read_pairs(kept)) is None:
             return None
-        y = np.array(kept["correct"], dtype=np.float64)
+        y, stated = pairs
         values: dict[str, Sequence[float]] = {"accuracy": y.tolist()}
-        found = np.array(kept.get("confidence") or [], dtype=np.float64)  # None becomes nan
-        if len(found) and is_readable(found):
-            _, stated = convert_to_pairs(y, found)
+        if stated is not None:
             values["mean_confidence"] = stated.tolist()
             values["brier"] = ((stated - y) ** 2).tolist()
             values["nll"] = compute_clipped_losses(y, stated).tolist()
@@ -260,11 +240,10 @@ class ProblemDifference:
     """Difference of a metric between two recipes, over their common problems.
 
     Attributes:
-        problems: number of common problems.
-        seeds: the common seeds, whose answers are compared. Empty if there are none; then the
-            answers of all seeds are compared.
-        mean: mean over problems of the difference between the recipes' mean values. Problems with
-            more answers weigh more, as in the metrics of an evaluation.
+        seeds: the common seeds, whose answers are compared; empty if there are none, and the
+            answers of all seeds are.
+        mean: over problems, of the difference between the recipes' mean values. Problems with more
+            answers weigh more, as in the metrics of an evaluation.
         low, high: 95 % interval, by bootstrap over problems.
         p: of `compute_permutation_p_value`, over problems.
     """
@@ -280,12 +259,9 @@ class ProblemDifference:
 def compare_by_problem(
     one: Mapping[int, EvaluationAnswers], other: Mapping[int, EvaluationAnswers]
 ) -> dict[str, ProblemDifference] | None:
-    """Compares the answers of two recipes to the same problems: `one` minus `other` for each metric
-    that both have; None if they have different problems. Only problems are resampled; the trained
-    models are fixed.
-
-    Args:
-        one, other: evaluations of one set, by the run's seed.
+    """Compares the answers of two recipes, by the run's seed, to the same problems: `one` minus
+    `other` for each metric that both have; None if they have different problems. Only problems are
+    resampled; the trained models are fixed.
 
     Reference:
         Fisher, "The design of experiments", 1935, section 21; Efron and Tibshirani, "An
@@ -300,7 +276,12 @@ def compare_by_problem(
     found = {}
     for figure in FIGURES:
         if all(figure in evaluation.values for side in sides for evaluation in side):
-            answers = [_group_values_by_problem(side, figure) for side in sides]
+            answers: list[dict[str, list[float]]] = [defaultdict(list), defaultdict(list)]
+            for side, own in zip(sides, answers, strict=True):
+                for evaluation in side:
+                    values = evaluation.values[figure]
+                    for id_, value in zip(evaluation.problems, values, strict=True):
+                        own[id_].append(value)
             ours, theirs = (np.array([np.mean(own[id_]) for id_ in shared]) for own in answers)
             counts = [np.array([len(own[id_]) for id_ in shared]) for own in answers]
             # Each problem's share of both sides' answers, as whole numbers.
@@ -320,13 +301,3 @@ def compare_by_problem(
                 len(shared), seeds, mean, low, high, compute_permutation_p_value(gaps)
             )
     return found
-
-
-def _group_values_by_problem(
-    side: Sequence[EvaluationAnswers], figure: str
-) -> dict[str, list[float]]:
-    answers: dict[str, list[float]] = {}
-    for evaluation in side:
-        for id_, value in zip(evaluation.problems, evaluation.values[figure], strict=True):
-            answers.setdefault(id_, []).append(value)
-    return answers

@@ -329,9 +329,9 @@ def check_unused_value_sources(
     them; reads `estimators` only where there is one."""
     sections = [one for one in PROVIDERS.values() if one.section]
     present = [one for one in sections if getattr(spec, one.section) is not None]
-    used = present and list_providers(
-        {need for one in estimators for need in list_needed_streams(one)}
-    )
+    if not present:
+        return
+    used = list_providers({need for one in estimators for need in list_needed_streams(one)})
     for provider in (one for one in present if one not in used):
         yield build_error(
             (provider.section,),

@@ -88,7 +88,7 @@ def run_preflight_checks(
     if here := [f for f in faults if not (elsewhere and f.kind == "machine")]:
         raise read.document.build_refusal(here)
     _require_disk_room(home)
-    lacks = [*(replace(fault, severity="warning") for fault in faults)]
+    lacks = [replace(fault, severity="warning") for fault in faults]
     lacks += _find_small_disk(spec, home)
     return tuple(locate_diagnostic(lack, read.document) for lack in lacks)
 

@@ -232,11 +232,11 @@ def _show_budgets(phase: PhaseReport, console: Console) -> None:
     for level in phase.tokens.levels:
         numbers = (f"{level.turns:,}", f"{level.opening:.0f}", f"{level.made_up:.0f}")
         table.add_row(escape_unprintable(level.kind), *numbers, f"{level.at_most:,}")
-    written, shared = (
-        [f"{n:,.0f}" for n in p] for p in (phase.tokens.sampled, phase.tokens.shared)
-    )
-    table.add_row("written by the policy", "", "", *written)
-    table.add_row("prefixes shared, as the learner does", "", "", *shared)
+    for what, pair in (
+        ("written by the policy", phase.tokens.sampled),
+        ("prefixes shared, as the learner does", phase.tokens.shared),
+    ):
+        table.add_row(what, "", "", *(f"{value:,.0f}" for value in pair))
     console.print(table)
     memory = phase.memory
     if memory is None:

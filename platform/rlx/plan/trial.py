@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 from tokenizers import AddedToken
@@ -159,8 +159,7 @@ def fit_to_vocabulary(speech: ModelDialogue, text: str) -> str:
 
 
 # Problems ----------------------------------------------------------------------------------------
-@dataclass(frozen=True, slots=True)
-class PlanProblems:
+class PlanProblems(NamedTuple):
     """The task's problems, or placeholders; `note` is what replaces them and why, or ""."""
 
     problems: tuple[Problem, ...]

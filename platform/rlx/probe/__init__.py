@@ -1,8 +1,7 @@
 """Faithfulness probes: measure how much a model's answer depends on its reasoning.
 
-A probe truncates the reasoning of a sampled answer, forces an answer there, and scores many
-continuations with the training rewards: `mc_p_correct` is the share of correct ones.
-Input: held-out problems and a sampler. Output: Monte-Carlo values per cut, statistics and plots.
+A probe truncates or alters the reasoning of a sampled answer, and scores many continuations with
+the training rewards: `mc_p_correct` is the share of correct ones.
 """
 
 import lazy_loader

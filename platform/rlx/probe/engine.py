@@ -1,8 +1,8 @@
-"""Run a probe: sample answers, cut their reasoning, then sample and score continuations.
+"""Runs a probe: samples answers, cuts their reasoning, samples and scores continuations, as in
+training.
 
-Scoring uses the experiment's own rewards, as in training. The values of VinePPO are sampled here
-too: a state is a response cut between two of its steps, and its value the mean score of
-continuations, sampled with the turn's own settings.
+The values of VinePPO are sampled here too: a state is a response cut between two of its steps, and
+its value the mean score of continuations, sampled with the turn's own settings.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -40,13 +40,8 @@ from rlx.spec import Cut, ProbeSpec, Scheme
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbeContext:
-    """The model under probe, and the recipe that scores it.
-
-    Attributes:
-        plan: rollout plan with one answer per problem; deeper levels as in training.
-        speech: converts text to tokens and back.
-        correct: name of the turn reward whose value 1 means that an answer is correct.
-    """
+    """The model under probe, and the recipe that scores it: `plan` has one answer per problem, and
+    a turn is correct whose reward named `correct` is 1."""
 
     plan: RolloutPlan
     sampler: Sampler
@@ -66,7 +61,7 @@ class ProbedAnswer:
         answer: canonical text of its answer span; None if there is none.
         correct: whether it is correct; None if it could not be scored.
         confidences: confidences stated for it, nan if unreadable.
-        reasoning: its reasoning; None if it has none, in which case it is not probed.
+        reasoning: None if it has none, in which case it is not probed.
         prompt_ids, turn_ids: tokens before the response, and of it.
     """
 
@@ -108,14 +103,12 @@ class ProbeSample:
 
     @property
     def tokens(self) -> int:
-        """Number of tokens sampled for this continuation."""
         return len(self.response.token_ids) - self.given
 
 
 @dataclass(frozen=True, slots=True)
 class ProbeResult:
-    """The probed answers of a probe, in order of problems, and continuations, by answer, scheme and
-    point."""
+    """Probed answers in order of problems, and continuations by answer, scheme and point."""
 
     answered: tuple[ProbedAnswer, ...]
     samples: tuple[ProbeSample, ...]
@@ -128,13 +121,7 @@ def probe_model(
     seeds: Sequence[int],
     show: Callable[[int, int], None] = lambda done, total: None,
 ) -> ProbeResult:
-    """Probes a model on `problems`.
-
-    Args:
-        spec: cuts, schemes and number of samples.
-        seeds: one seed per problem, from which everything sampled for it is derived.
-        show: called with the number of finished problems and their total.
-    """
+    """Probes a model on `problems`; everything sampled for one derives from its seed."""
     with context.sampler.session() as session:
         trees = sample_rollout_trees(context.plan, problems, seeds, session, context.speech)
     table = score_rollouts(trees, context.rewards, context.pool)
@@ -234,9 +221,8 @@ def _sample_answers_to(
     context: ProbeContext,
     seed: int,
 ) -> list[list[tuple[AssembledResponse, bool]]]:
-    """Samples continuations of questions that are all forced, or none, with one prefill per
-    question; returns the responses, and whether the end of their answer had to be added. Forced
-    answers have a short budget and stop at their end."""
+    """Continues questions that are all forced, or none; returns the responses, and whether the end
+    of their answer had to be added. Forced answers have a short budget and stop at their end."""
     requests = [
         CompletionRequest(
             (*answered.prompt_ids, *question.turn_ids),
@@ -295,7 +281,6 @@ class StateValues:
 def build_probe_response(
     tree: RolloutTree, segment: int, context: ProbeContext, seed: int
 ) -> ValuedResponse:
-    """Wraps a turn of a tree as a response whose states can be valued."""
     turn = tree.segments[segment]
     text, ends = context.speech.read(turn.token_ids)
     whole = Reasoning(start=0, token_ids=turn.token_ids, text=text, ends=ends)
@@ -305,12 +290,8 @@ def build_probe_response(
 def state_values(
     responses: Sequence[ValuedResponse], context: ProbeContext, cut: Cut, samples: int
 ) -> list[StateValues]:
-    """Estimates the value of every state of every response.
-
-    Args:
-        context: `context.plan.levels[0]` has the sampling settings.
-        cut: where steps end.
-        samples: continuations per state.
+    """Estimates the value of every state of every response, whose steps end at `cut`, from
+    `samples` continuations each.
 
     Raises:
         RewardError: no continuation of some state could be scored.

@@ -31,13 +31,9 @@ NAMED = 6
 
 
 def draw_probe_curves(probes: Sequence[RecordedProbe], path: Path) -> tuple[Path, Path]:
-    """Draws probe curves: a column per suite, a line per step, from light to dark.
-
-    The upper panel shows `mc_p_correct` against the share of the reasoning kept, with the accuracy
-    of whole responses at the right edge. The lower panel shows the share of answers equal to the
-    whole response's answer. Bands are 95 % bootstrap intervals over problems; with many steps only
-    the first and the last have one.
-    """
+    """Draws probe curves: a column per suite, a line per step, from light to dark; `mc_p_correct`
+    against the share of the reasoning kept, with the accuracy of whole responses at the right edge,
+    and below it the share of answers equal to the whole response's."""
     suites: dict[str, list[RecordedProbe]] = {}
     for probe in sorted(probes, key=lambda p: p.step):
         suites.setdefault(probe.suite, []).append(probe)
@@ -55,11 +51,8 @@ def draw_probe_curves(probes: Sequence[RecordedProbe], path: Path) -> tuple[Path
 
 
 def draw_verbal_against_sampled(probes: Sequence[RecordedProbe], path: Path) -> tuple[Path, Path]:
-    """Draws `mc_p_correct` against `verbal_conf` of the same answers, at the first and last step.
-
-    The line connects the means of ten bins of `verbal_conf`, with 95 % intervals; on the diagonal,
-    stated and sampled confidence agree. The counts are below.
-    """
+    """Draws `mc_p_correct` against `verbal_conf` of the same answers, at the first and last step,
+    with the means of ten bins of `verbal_conf`; the counts are below."""
     stated = sorted((p for p in probes if p.verbal), key=lambda p: p.step)
     if not stated:
         raise ValueError("no confidences to draw")
@@ -72,9 +65,9 @@ def draw_verbal_against_sampled(probes: Sequence[RecordedProbe], path: Path) -> 
         _draw_verbal_points(axes[0][column], probe)
         lower = axes[1][column]
         style_axes(lower)
-        for one in compute_verbal_bins(probe.verbal):
-            count = one.mc_p_correct.n
-            draw_bin_bar(lower, (one.low, one.high), count, count, FAINT)
+        for place, (_, found_mean) in compute_verbal_bins(probe.verbal).items():
+            edges = (place / 10, (place + 1) / 10)
+            draw_bin_bar(lower, edges, found_mean.n, found_mean.n, FAINT)
         lower.margins(y=0.25)
         lower.set_xlabel("verbal_conf", color=INK)
         if (found := compute_agreement(probe.verbal)) is not None:
@@ -88,7 +81,6 @@ def draw_verbal_against_sampled(probes: Sequence[RecordedProbe], path: Path) -> 
 
 
 def agreement_line(found: Agreement) -> str:
-    """One line that compares stated with sampled confidence."""
     rank = "undefined (one of them is constant)" if found.rank is None else f"{found.rank:.2f}"
     answers = "1 answer" if found.n == 1 else f"{found.n} answers"
     return (
@@ -96,11 +88,7 @@ def agreement_line(found: Agreement) -> str:
     )
 
 
-# Helpers -----------------------------------------------------------------------------------------
-
-
 def _draw_suite_column(axes: Sequence[Any], suite: str, steps: Sequence[RecordedProbe]) -> None:
-    """Draws one suite: `mc_p_correct` above, same-answer curves below it, then the legend."""
     from matplotlib.colors import LinearSegmentedColormap
 
     upper, lower, words = axes
@@ -173,13 +161,13 @@ def _draw_verbal_points(axis: Any, probe: RecordedProbe) -> None:
         x, y = [row["verbal_conf"] for row in rows], [row["mc_p_correct"] for row in rows]
         named = f"{len(rows)} {label}"
         axis.scatter(x, y, s=26, marker=mark, color=colour, alpha=0.55, linewidth=1.1, label=named)
-    bins = compute_verbal_bins(probe.verbal)
-    x, y = [b.verbal_conf for b in bins], [b.mc_p_correct.mean for b in bins]
-    low = [0.0 if m.low is None else m.mean - m.low for m in (b.mc_p_correct for b in bins)]
-    high = [0.0 if m.high is None else m.high - m.mean for m in (b.mc_p_correct for b in bins)]
+    bins = compute_verbal_bins(probe.verbal).values()
+    x, means = [stated for stated, _ in bins], [mean for _, mean in bins]
+    low = [0.0 if m.low is None else m.mean - m.low for m in means]
+    high = [0.0 if m.high is None else m.high - m.mean for m in means]
     axis.errorbar(
-        x, y, yerr=(low, high), color=INK, linewidth=1.4, elinewidth=1, capsize=3, marker="s",
-        markersize=4, label="mean of a bin, 95 %", zorder=4,
+        x, [m.mean for m in means], yerr=(low, high), color=INK, linewidth=1.4, elinewidth=1,
+        capsize=3, marker="s", markersize=4, label="mean of a bin, 95 %", zorder=4,
     )  # fmt: skip
     axis.set_title(f"step {probe.step}", loc="left", color=INK, fontsize=11, fontweight="bold")
     axis.legend(loc="upper left", fontsize=7.5, labelcolor=INK, framealpha=0.85)

@@ -1,6 +1,5 @@
-"""Cut reasoning between sampled tokens, build the contexts that a probe continues, and assemble the
-responses that it scores.
-"""
+"""Cuts reasoning between sampled tokens, builds the contexts that a probe continues, and assembles
+the responses that it scores."""
 
 import re
 from bisect import bisect_left, bisect_right
@@ -52,8 +51,7 @@ class Reasoning:
 
 @dataclass(frozen=True, slots=True)
 class CutPoint:
-    """One cut: how many reasoning tokens are kept, their share (0 if there are none), and its
-    index."""
+    """One cut: how many reasoning tokens are kept, their share, and its index."""
 
     tokens: int
     share: float
@@ -61,11 +59,9 @@ class CutPoint:
 
 
 def find_reasoning(turn: Segment, ends: Sequence[int], span: str) -> Reasoning | None:
-    """The reasoning inside a turn's span, which need not be parsed; None if there is none to probe.
-
-    A response truncated during its reasoning has none: it has no end to measure shares by, and no
-    answer to compare with. Neither has a response with several reasoning spans, or with text before
-    the span, which would remain wherever the reasoning is cut.
+    """The reasoning inside a turn's span, which need not be parsed; None if there is none to probe:
+    the response was truncated during it, has several such spans, or text before the span, which
+    would remain wherever the reasoning is cut.
 
     Args:
         ends: for each token of the turn, the number of characters decoded up to it.
@@ -95,20 +91,21 @@ def cut_points(reasoning: Reasoning, cut: Cut) -> tuple[CutPoint, ...]:
         places = [end for end in sentence_ends(reasoning) if 0 < end < count]
         if (most := cut.most) < len(places):  # evenly spaced ones
             places = [places[(2 * i + 1) * len(places) // (2 * most)] for i in range(most)]
-    inside = (_complete_last_character(reasoning.ends, kept) for kept in places)
-    kept = sorted({0, count, *(tokens for tokens in inside if 0 < tokens < count)})
+    held = (0, *reasoning.ends)
+    points = {0, count}
+    for kept in places:
+        while 0 < kept < count and held[kept] == held[kept - 1]:
+            kept += 1  # to the end of a character that spans several tokens
+        points |= {kept} if 0 < kept < count else set()
     return tuple(
         CutPoint(tokens=tokens, share=tokens / max(count, 1), number=number)
-        for number, tokens in enumerate(kept)
+        for number, tokens in enumerate(sorted(points))
     )
 
 
 def sentence_ends(reasoning: Reasoning) -> list[int]:
-    """Number of tokens up to the end of each sentence and line, including trailing whitespace.
-
-    A token that starts with this whitespace and continues with the next sentence belongs to the
-    next sentence. A token that ends a sentence belongs to it, even if it contains more.
-    """
+    """Number of tokens up to the end of each sentence and line, including trailing whitespace; a
+    token that ends a sentence belongs to it, even if it contains more."""
     held = (0, *reasoning.ends)
     borders = set()
     for match in SENTENCE.finditer(reasoning.text):
@@ -117,21 +114,10 @@ def sentence_ends(reasoning: Reasoning) -> list[int]:
     return sorted(borders)
 
 
-def _complete_last_character(ends: Sequence[int], kept: int) -> int:
-    """Extends `kept` tokens to the end of a character that spans several tokens."""
-    while 0 < kept < len(ends) and ends[kept - 1] == (ends[kept - 2] if kept > 1 else 0):
-        kept += 1
-    return kept
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbeQuestion:
-    """One context that is continued many times.
-
-    Attributes:
-        turn_ids: tokens of the turn so far, sampled or inserted.
-        forced: whether an answer was opened for the model; otherwise it continues reasoning.
-    """
+    """One context that is continued many times: tokens of the turn so far, sampled or inserted;
+    `forced` if an answer was opened for the model, which else continues reasoning."""
 
     scheme: Scheme
     point: CutPoint
@@ -147,7 +133,6 @@ def build_probe_questions(
     task: Task,
     seed: int,
 ) -> list[ProbeQuestion]:
-    """Builds the questions about one turn, ordered by scheme, then by point."""
     points = cut_points(reasoning, spec.cut)
     questions: list[ProbeQuestion] = []
     for scheme in spec.schemes:
@@ -176,8 +161,8 @@ def _build_mistake_questions(
     task: Task,
     seed: int,
 ) -> list[ProbeQuestion]:
-    """The reasoning up to each point with its last sentence corrupted, unless the task cannot
-    corrupt it or the vocabulary cannot encode it."""
+    """The reasoning up to each point with its last sentence corrupted, where the task can do that
+    and the vocabulary encode it."""
     if not isinstance(task, Corrupts):
         return []
     questions, held, ends = [], (0, *reasoning.ends), sentence_ends(reasoning)
@@ -217,17 +202,14 @@ def _encode_corrupted_sentence(
 
 
 def _count_common_characters(one: str, other: str) -> int:
-    """Length of the common prefix of two strings."""
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
 
 
 def close_forced_answer(
     question: ProbeQuestion, response: str, prefix_length: int, spec: ProbeSpec
 ) -> tuple[str, bool]:
-    """The response to score, and whether its closing tag had to be added.
-
-    A forced answer ends at its closing tag, at the end of its line, or where the model stopped. A
-    missing tag is added, as in the faithfulness probe of TinyZero Countdown.
+    """The response to score, and whether its closing tag had to be added. A forced answer ends at
+    its closing tag, at the end of its line, or where the model stopped.
 
     Args:
         response: decoded text of the question's tokens and the continuation together.
@@ -252,11 +234,9 @@ class AssembledResponse:
 def sample_continuations(
     sampler: Sampler, requests: Sequence[CompletionRequest], turn: TurnSpec, rooms: Sequence[int]
 ) -> list[list[Completion]]:
-    """Continues each request with its own token budget, of at least one token.
-
-    All are sampled with the largest budget and truncated to their own: later tokens cannot change
-    earlier ones, so this is exact.
-    """
+    """Continues each request with its own token budget, of at least one token: all are sampled with
+    the largest and truncated to their own, which is exact, since later tokens cannot change earlier
+    ones."""
     rooms = [max(room, 1) for room in rooms]
     with sampler.session() as session:
         groups = session.generate(requests, turn.model_copy(update={"max_new_tokens": max(rooms)}))
@@ -277,8 +257,8 @@ def build_response_tree(
     level: TurnLevel,
     written: Sequence[AssembledResponse],
 ) -> RolloutTree:
-    """Builds a tree of responses to one prompt, for scoring only, never for training. Rewards that
-    compare treat them as one group; its segment i + 1 is response i."""
+    """Builds a tree of responses to one prompt, for scoring only. Rewards that compare treat them
+    as one group; its segment i + 1 is response i."""
     root = Segment(parent=NO_PARENT, author="prompt", token_ids=prompt_ids)
 
     def build_turn_segment(response: AssembledResponse) -> Segment:

@@ -1,10 +1,8 @@
 """Statistics of probe results, with intervals over problems; all figures are plain JSON.
 
 Cut points lie at different shares of different reasonings, so each problem's curve is interpolated
-linearly at the same eleven shares. Before its first and after its last point it is constant.
-
-`verbal_conf` is the confidence that the model states. `mc_p_correct` is the share of correct
-answers sampled after its whole reasoning.
+linearly at the same eleven shares; outside its points it is constant. `verbal_conf` is the stated
+confidence, `mc_p_correct` the share of correct answers sampled after the whole reasoning.
 """
 
 import hashlib
@@ -12,6 +10,7 @@ import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -34,14 +33,8 @@ RESAMPLES = 1000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PointFigures:
-    """Figures at one cut point of one problem's reasoning.
-
-    Attributes:
-        answered: index of the answer.
-        n: number of scored continuations.
-        mc_p_correct: share of correct continuations.
-        same: share with the same answer as the whole response; nan if that has none.
-    """
+    """Figures at one cut point of one answer's reasoning, of `n` scored continuations: shares of
+    correct ones, and of those with the same answer as the whole response, nan if that has none."""
 
     answered: int
     point: CutPoint
@@ -105,16 +98,15 @@ def compute_scheme_figures(probed: ProbeResult, scheme: Scheme, seed: int) -> di
         "samples": sum(p.n for points in curves for p in points),
         "accuracy": float(np.mean(known)),
         "without_reasoning": float(np.mean([a.reasoning is None for a in probed.answered])),
-        "p_correct": _compute_curve_bands(curves, lambda p: p.mc_p_correct, draws),
-        "same": _compute_curve_bands(compared, lambda p: p.same, draws),
+        "p_correct": _compute_curve_bands(curves, attrgetter("mc_p_correct"), draws),
+        "same": _compute_curve_bands(compared, attrgetter("same"), draws),
         "aoc": _compute_mean_band(np.array(areas), draws),
         "wrapped": float(np.mean([s.wrapped for s in samples])),
     }
 
 
 def compute_area_over_curve(shares: Sequence[float], same: Sequence[float]) -> float:
-    """1 minus the exact area under the piecewise linear same-answer curve, which is constant before
-    its first and after its last share.
+    """1 minus the exact area under the piecewise linear same-answer curve.
 
     Reference:
         Lanham et al., "Measuring faithfulness in chain-of-thought reasoning", 2023.
@@ -127,14 +119,12 @@ def _compute_curve_bands(
     value: Callable[[PointFigures], float],
     seed: int,
 ) -> list[dict[str, float | None]]:
-    """Mean over curves, with its interval, at each share of `GRID`."""
     rows = [np.interp(GRID, [p.point.share for p in c], [value(p) for p in c]) for c in curves]
     columns = np.array(rows).reshape(-1, len(GRID)).T
     return [_compute_mean_band(column, seed) for column in columns]
 
 
 def _compute_mean_band(values: Floats, seed: int) -> dict[str, float | None]:
-    """Mean of `[problems]` values, with its bootstrap interval."""
     problems = len(values)
     if not problems:
         return {"mean": None, "low": None, "high": None}
@@ -168,60 +158,36 @@ def list_verbal_rows(probed: ProbeResult) -> list[dict[str, Any]]:
 
 @dataclass(frozen=True, slots=True)
 class Agreement:
-    """Agreement of `verbal_conf` and `mc_p_correct` over `n` answers.
-
-    Attributes:
-        gap: mean of |verbal_conf - mc_p_correct|.
-        rank: Spearman's rank correlation; None if either is constant.
-    """
+    """Agreement of `verbal_conf` and `mc_p_correct` over `n` answers: the mean of their absolute
+    difference, and Spearman's rank correlation, None if either is constant."""
 
     n: int
     gap: float
     rank: float | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class VerbalBin:
-    """A bin of answers with similar stated confidence: its edges, and means over the answers."""
-
-    low: float
-    high: float
-    verbal_conf: float
-    mc_p_correct: SeedMean
-
-
 def compute_agreement(rows: Sequence[Figures]) -> Agreement | None:
-    """Measures how well stated confidences agree with sampled ones; None without answers."""
     if not rows:
         return None
     from scipy.stats import spearmanr
 
-    stated, sampled = _split_confidence_columns(rows)
+    pairs = np.array([(row["verbal_conf"], row["mc_p_correct"]) for row in rows], dtype=np.float64)
+    stated, sampled = pairs.T
     varied = len(set(stated)) > 1 and len(set(sampled)) > 1
     rank = float(spearmanr(stated, sampled).statistic) if varied else None
     return Agreement(len(rows), float(np.abs(stated - sampled).mean()), rank)
 
 
-def compute_verbal_bins(rows: Sequence[Figures], bins: int = 10) -> list[VerbalBin]:
-    """Non-empty bins of equal width over `verbal_conf`; a confidence of 1 is in the last bin."""
-    if not rows:
-        return []
-    stated, sampled = _split_confidence_columns(rows)
-    places = np.minimum((stated * bins).astype(int), bins - 1)
-    return [
-        VerbalBin(
-            low=place / bins,
-            high=(place + 1) / bins,
-            verbal_conf=float(stated[places == place].mean()),
-            mc_p_correct=compute_seed_mean(sampled[places == place].tolist(), (0.0, 1.0)),
-        )
-        for place in sorted(set(places.tolist()))
-    ]
-
-
-def _split_confidence_columns(rows: Sequence[Figures]) -> tuple[Floats, Floats]:
-    pairs = np.array([(row["verbal_conf"], row["mc_p_correct"]) for row in rows], dtype=np.float64)
-    return pairs[:, 0], pairs[:, 1]
+def compute_verbal_bins(rows: Sequence[Figures]) -> dict[int, tuple[float, SeedMean]]:
+    """The means of `verbal_conf` and `mc_p_correct` in each non-empty tenth of `verbal_conf`, by
+    its number; a confidence of 1 is in the last one."""
+    pairs = np.array([(row["verbal_conf"], row["mc_p_correct"]) for row in rows]).reshape(-1, 2)
+    tenths = np.minimum((pairs[:, 0] * 10).astype(int), 9)
+    own = {place: pairs[tenths == place] for place in sorted(set(tenths.tolist()))}
+    return {
+        place: (float(p[:, 0].mean()), compute_seed_mean(p[:, 1].tolist(), (0.0, 1.0)))
+        for place, p in own.items()
+    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,8 +196,8 @@ class RecordedProbe:
 
     Attributes:
         suite: the scheme; for settings other than the run's own, followed by "/" and their digest.
-        figures: those of `compute_scheme_figures`; their `grid`; the `settings` behind them,
-            see `settings_of`; and for early_answering the `verbal` rows of `list_verbal_rows`.
+        figures: those of `compute_scheme_figures`; their `grid`; the `settings` behind them;
+            and for early_answering the `verbal` rows of `list_verbal_rows`.
     """
 
     suite: str
@@ -240,14 +206,12 @@ class RecordedProbe:
 
     @property
     def verbal(self) -> Sequence[Figures]:
-        """Answers with a stated confidence; empty for schemes other than early_answering."""
         return self.figures.get("verbal") or ()
 
 
 def build_recorded_probe(
     found: ProbeResult, spec: ProbeSpec, scheme: Scheme, seed: int, step: int
 ) -> RecordedProbe | None:
-    """Builds the record of one scheme; None if nothing of it was scored."""
     figures = compute_scheme_figures(found, scheme, seed)
     if figures is None:
         return None

@@ -1,8 +1,5 @@
-"""What trained models and stored rollouts give: evaluate, probe, check, rescore and compare runs.
-
-In: a frozen request and the URL of the registry, or the registry and a run. Out: figures, with
-pictures and records on demand.
-"""
+"""What trained models and stored rollouts give: evaluate, probe, check, rescore and compare
+runs."""
 
 import lazy_loader
 

@@ -6,11 +6,8 @@ from .comparison import (
     build_comparison_tables,
     compare_recipes,
     find_named_runs,
-    find_side_differences,
     format_comparison_markdown,
-    format_setting,
     list_comparison_notes,
-    load_diff_side,
     select_newest_runs,
 )
 from .evaluating import (
@@ -24,7 +21,6 @@ from .evaluating import (
 from .export import export_model, push_model, write_card
 from .models import ModelTrial, OpenModel, TrainedModel, open_served_model, try_model
 from .other_tools import ToolEvaluation, evaluate_with
-from .requests import EvaluationRequest, ProbeRequest, RescoreRequest
 from .rescoring import Rescoring, rescore
 from .stored_steps import StepAccounts, load_step_accounts, select_rollout_steps
 
@@ -32,13 +28,10 @@ __all__ = [
     "AuditReport",
     "Comparison",
     "ComparisonRow",
-    "EvaluationRequest",
     "IdentityTally",
     "ModelProbe",
     "ModelTrial",
     "OpenModel",
-    "ProbeRequest",
-    "RescoreRequest",
     "Rescoring",
     "StepAccounts",
     "SuiteEvaluation",
@@ -55,11 +48,8 @@ __all__ = [
     "evaluate_with",
     "export_model",
     "find_named_runs",
-    "find_side_differences",
     "format_comparison_markdown",
-    "format_setting",
     "list_comparison_notes",
-    "load_diff_side",
     "load_step_accounts",
     "open_served_model",
     "probe_model",

@@ -1,8 +1,6 @@
-"""Check a run's records: rewards, masks and credit must follow from the stored rollouts.
-
-Each figure is recomputed from the stored scores, mask and streams, never from other stored results,
-so a wrong figure is reported under its own name.
-"""
+"""Checks a run's records: rewards, masks and credit must follow from the stored rollouts. Each
+figure is recomputed from the stored scores, mask and streams, so a wrong one is reported by its own
+name."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -76,8 +74,7 @@ class Violation:
 
 @dataclass
 class IdentityTally:
-    """Results of one identity over all steps: what must hold, what was checked in which unit, and
-    the first violations."""
+    """What must hold, what was checked in which unit over all steps, and the first violations."""
 
     name: str
     says: str
@@ -95,12 +92,8 @@ class IdentityTally:
 
 @dataclass(frozen=True)
 class AuditReport:
-    """Result of checking a run.
-
-    Attributes:
-        unchecked: what could not be checked, and why.
-        notes: other remarks, such as a plugin that has changed since the run.
-    """
+    """Result of checking a run: what must hold, what could not be checked and why, and other
+    remarks, such as a plugin that has changed since the run."""
 
     run: str
     steps: tuple[int, ...]
@@ -110,7 +103,6 @@ class AuditReport:
 
     @property
     def holds(self) -> bool:
-        """Whether there are no violations."""
         return not any(tally.violated for tally in self.tallies)
 
 
@@ -121,11 +113,7 @@ def check_run(
     *,
     show: ShowProgress = ignore_progress,
 ) -> AuditReport:
-    """Checks the stored steps of a run, and that its files are the recorded ones.
-
-    Args:
-        step: the only step to check; None checks all that are stored.
-        show: called with the progress, in steps and probes.
+    """Checks the stored steps of a run, or one, and that its files are the recorded ones.
 
     Raises:
         SpecError: the run has stored no rollouts, or not those of the step.
@@ -214,7 +202,6 @@ def _drop_unscorable_rewards(spec: ExperimentSpec) -> tuple[ExperimentSpec, list
     return spec.model_copy(update={"rewards": rewards}), [*lost.values()]
 
 
-# A step -------------------------------------------------------------------------------------------
 def check_step(
     step: int,
     stored: StoredStep,
@@ -223,13 +210,8 @@ def check_step(
     pool: RewardPool,
     tallies: Mapping[str, IdentityTally],
 ) -> None:
-    """Checks one stored step.
-
-    Args:
-        setup: of its phase, from the run's spec.
-        statistics: see `credit_stored_rows`.
-        tallies: what the results are added to, by names of `IDENTITIES`.
-    """
+    """Checks one stored step, whose phase has the `setup`, and adds what it finds to the tallies;
+    `statistics` are those of `credit_stored_rows`."""
     stored_rows, mask = stored.rows, stored.rows.tokens["mask"]
     scored = flatten_stored_rows(stored, setup, stored.rewards, mask=mask)
     if scored is None or mask is None:
@@ -309,7 +291,6 @@ def _compare(
     tally.add(checked, first, int((~same).sum()))
 
 
-# Scores -------------------------------------------------------------------------------------------
 Scores = dict[tuple[str, Place, str], RewardEntry]
 """By scope, place and name."""
 Difference = tuple[Place, str, Value, Value]
@@ -323,9 +304,7 @@ def _rescore(
     pool: RewardPool,
 ) -> tuple[int, list[Difference]]:
     """Compares stored scores with new ones; returns how many were compared, and what differs.
-
-    Rewards read by other rewards are taken as stored. Scores of failed scorers are skipped.
-    """
+    Rewards read by other rewards are taken as stored; scores of failed scorers are skipped."""
     known = {reward.name for reward in rewards}
     then: Scores = {
         (scope, place, name): entry
@@ -352,8 +331,8 @@ def _rescore(
 def _compare_entries(
     name: str, then: RewardEntry | None, now: RewardEntry | None
 ) -> Iterable[tuple[str, Value, Value]]:
-    """Yields name, stored and expected value of what differs; reasons may differ between versions
-    of a plugin."""
+    """Name, stored and expected value of what differs; reasons may differ between versions of a
+    plugin."""
     if then is None or now is None or (then.raw, then.status) != (now.raw, now.status):
         yield f"reward {name}", _describe_entry(then), _describe_entry(now)
     elif dict(then.parts) != dict(now.parts):

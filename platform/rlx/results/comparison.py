@@ -1,11 +1,9 @@
-"""Compares recipes: how their experiments differ, and their metrics over seeds; and the settings in
-which two runs or experiment files differ."""
+"""Compares recipes: how their experiments differ, and their metrics over seeds."""
 
 import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from string import ascii_uppercase
 from typing import TYPE_CHECKING, Any
 
@@ -21,8 +19,7 @@ from rlx.evaluation import (
     compute_seed_mean,
     correct_p_values,
 )
-from rlx.launch import RUN_LIKE, collect_code_version, collect_environment_versions, open_registry
-from rlx.plan import check_read_spec, read_spec
+from rlx.launch import RUN_LIKE
 from rlx.spec import OWN_SUITE
 from rlx.spec.reading import did_you_mean, list_leaf_values
 from rlx.text import escape_unprintable
@@ -31,7 +28,6 @@ from rlx_registry import (
     NotFoundError,
     Registry,
     RunRecord,
-    fill_plugin_options,
     find_changed_plugins,
 )
 
@@ -56,8 +52,7 @@ Evaluations = dict[str, list[EvaluationRecord]]
 
 @dataclass(frozen=True, slots=True)
 class Exclusion:
-    """A run that no recipe contains; or its evaluation of a `suite`, made with other settings than
-    most."""
+    """A run that no recipe contains; or its evaluation of a `suite`, made with other settings."""
 
     suite: str | None
     run: str
@@ -67,7 +62,7 @@ class Exclusion:
 def list_excluded_runs(
     named: Iterable[RunRecord], taken: Iterable[RunRecord]
 ) -> Iterator[Exclusion]:
-    """Yields the named runs that were not taken: the unfinished, and those with a newer twin."""
+    """The named runs that were not taken: the unfinished, and those with a newer twin."""
     instead = {(run.digest, run.seed): run for run in taken}
     for run in named:
         twin = instead.get((run.digest, run.seed))
@@ -84,7 +79,7 @@ def list_excluded_runs(
 
 
 def select_newest_runs(runs: Sequence[RunRecord]) -> dict[int, RunRecord]:
-    """Returns the newest run of each seed, ordered by seed."""
+    """The newest run of each seed, ordered by seed."""
     ordered = sorted(runs, key=lambda run: int(run.id.rpartition("-")[2]))
     return dict(sorted({run.seed: run for run in ordered}.items()))
 
@@ -92,8 +87,8 @@ def select_newest_runs(runs: Sequence[RunRecord]) -> dict[int, RunRecord]:
 def select_comparable_evaluations(
     runs: Sequence[RunRecord], evaluations: Evaluations
 ) -> tuple[Evaluations, tuple[Exclusion, ...]]:
-    """Selects the evaluations that have the most common settings of their suite; on a tie, those of
-    the earliest run. Returns also those that were excluded."""
+    """The evaluations that have the most common settings of their suite, on a tie those of the
+    earliest run; and those that were excluded."""
     ways: dict[str, dict[str, dict[str, Any]]] = {}
     for run in runs:
         for one in evaluations[run.id]:
@@ -133,7 +128,6 @@ class ComparedRecipe:
 
     Attributes:
         label: "A", "B", ... in the order of the arguments.
-        name: the experiment's name in the first run.
         runs: run id by seed; the newest run where a seed has several.
         values: value of each seed, by suite and metric.
         answers: answers of each seed, by suite, where they were recorded.
@@ -149,13 +143,8 @@ class ComparedRecipe:
 
 @dataclass(frozen=True, slots=True)
 class ComparisonRow:
-    """One metric of one suite, for all recipes.
-
-    Attributes:
-        means: mean over seeds of each recipe; None where the recipe lacks the metric.
-        differences: of each recipe from the first, over the seeds that both have; None if absent.
-        by_problem: of each recipe from the first, problem by problem; None if absent.
-    """
+    """One metric of one suite, for all recipes: means over seeds, and differences from the first
+    recipe over common seeds and problem by problem; None where there is none."""
 
     suite: str
     metric: str
@@ -170,7 +159,6 @@ class ComparisonRow:
 
     @property
     def by_problem_p_holm(self) -> list[float | None]:
-        """p-value of each difference by problem, corrected for the number of recipes."""
         return correct_p_values([None if gap is None else gap.p for gap in self.by_problem])
 
     def list_records(self, labels: Sequence[str]) -> Iterator[dict[str, Any]]:
@@ -224,11 +212,11 @@ class Comparison:
         return [recipe.label for recipe in self.recipes]
 
     def list_records(self) -> list[dict[str, Any]]:
-        """Returns a flat record per suite, metric and recipe; differences are from the first."""
+        """A flat record per suite, metric and recipe; differences are from the first."""
         return [one for row in self.rows for one in row.list_records(self.labels)]
 
     def to_frame(self) -> "pd.DataFrame":
-        """Returns a frame with the rows of `list_records`."""
+        """A frame with the rows of `list_records`."""
         import pandas as pd
 
         return pd.DataFrame(self.list_records())
@@ -261,8 +249,6 @@ def compare_recipes(registry: Registry, names: Sequence[str]) -> Comparison:
         _build_compared_recipe(ascii_uppercase[n] if n < 26 else f"R{n + 1}", own, evaluations)
         for n, own in enumerate(seeds)
     )
-    firsts = [_build_run_side(own[0]).sections["spec"] for own in by_digest.values()]
-    differ = _find_differences(firsts)
     left = tuple(list_excluded_runs(runs, taken))
     mixtures = []
     for recipe, own in zip(recipes, seeds, strict=True):
@@ -277,13 +263,13 @@ def compare_recipes(registry: Registry, names: Sequence[str]) -> Comparison:
     rows, absent = list[ComparisonRow](), dict[str, tuple[str | None, ...]]()
     for suite in suites:
         first, *others = recipes
-        pairs = [_compare_by_problem(recipe, first, suite, unlike) for recipe in others]
+        pairs = [_compare_by_problem(recipe, first, suite) for recipe in others]
         rows += _build_comparison_rows(recipes, suite, [{}, *(found for found, _ in pairs)])
         if others:
             absent[suite] = (None, *(why for _, why in pairs))
     return Comparison(
         recipes,
-        {path: values for path, values in differ.items() if path not in NOT_COMPARED},
+        _find_differing_settings([own[0] for own in by_digest.values()]),
         tuple(rows),
         absent,
         left,
@@ -292,9 +278,17 @@ def compare_recipes(registry: Registry, names: Sequence[str]) -> Comparison:
     )
 
 
+def _find_differing_settings(runs: Sequence[RunRecord]) -> dict[str, tuple[Any, ...]]:
+    """The values of all runs by the paths in which their experiments differ."""
+    sides = [dict(list_leaf_values(run.settings)) for run in runs]
+    paths = dict.fromkeys(path for side in sides for path in side if path not in NOT_COMPARED)
+    rows = {path: tuple(side.get(path) for side in sides) for path in paths}
+    return {path: row for path, row in rows.items() if any(v != row[0] for v in row)}
+
+
 def find_named_runs(registry: Registry, names: Sequence[str]) -> list[RunRecord]:
-    """Returns the runs of ids, groups and experiments, each once, in the order of the arguments;
-    those of a group as they joined it, those of an experiment oldest first.
+    """The runs of ids, groups and experiments, each once, in the order of the arguments; those of a
+    group as they joined it, those of an experiment oldest first.
 
     Raises:
         NotFoundError: there is no run with this id.
@@ -361,96 +355,14 @@ def _build_comparison_rows(
 
 
 def _compare_by_problem(
-    recipe: ComparedRecipe, first: ComparedRecipe, suite: str, unlike: Iterable[Exclusion]
+    recipe: ComparedRecipe, first: ComparedRecipe, suite: str
 ) -> tuple[dict[str, ProblemDifference], str | None]:
     """Compares a recipe with the first on the problems of a suite; or says why that cannot be."""
     sides = [side.answers.get(suite, {}) for side in (recipe, first)]
-    if all(sides) and (found := compare_by_problem(*sides)) is not None:
-        return found, None
-    if all(any(s == suite for s, _ in side.values) for side in (recipe, first)):
-        different = "they were evaluated on different problems"
-        return {}, different if all(sides) else "single answers are not recorded"
-    otherwise = {one.run for one in unlike if one.suite == suite}
-    if otherwise & {*first.runs.values(), *recipe.runs.values()}:
-        return {}, "their evaluations are not comparable"
-    return {}, "only one of them was evaluated on it"
-
-
-SECTIONS = ("seed", "spec", "plugins", "data", "code", "environment")
-
-Flat = Mapping[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class DiffSide:
-    """Everything that determines the results of a run: values by dotted path, for each of
-    `SECTIONS`."""
-
-    name: str
-    sections: Mapping[str, Flat]
-
-
-def find_side_differences(one: DiffSide, other: DiffSide) -> dict[str, dict[str, tuple[Any, ...]]]:
-    """Returns the differing values of every section, by path; None where a side lacks the value."""
-    return {
-        section: _find_differences([one.sections[section], other.sections[section]])
-        for section in SECTIONS
-    }
-
-
-def _find_differences(sides: Sequence[Flat]) -> dict[str, tuple[Any, ...]]:
-    """Returns the values of all sides by the paths in which they differ."""
-    paths = dict.fromkeys(path for side in sides for path in side)
-    rows = {path: tuple(side.get(path) for side in sides) for path in paths}
-    return {path: row for path, row in rows.items() if any(v != row[0] for v in row)}
-
-
-def load_diff_side(name: str, url: str) -> DiffSide:
-    """Loads the side of a run, or of an experiment file with what is installed here.
-
-    Raises:
-        InvalidSpec: the file is no valid experiment.
-        SpecError: there is no such run.
-    """
-    path = Path(name)
-    if not path.is_file():
-        with open_registry(url) as registry:
-            return _build_run_side(registry.run(name))
-    read = read_spec(path)
-    plugins = check_read_spec(read)
-    used = plugins.list_records()
-    return _build_diff_side(
-        name,
-        fill_plugin_options(read.spec.dump_resolved(), used),
-        used,
-        collect_code_version(),
-        collect_environment_versions(),
-    )
-
-
-def _build_run_side(run: RunRecord) -> DiffSide:
-    return _build_diff_side(run.id, run.settings, run.plugins, run.code, run.environment)
-
-
-def _build_diff_side(
-    name: str,
-    spec: Mapping[str, Any],
-    plugins: list[dict[str, Any]],
-    code: Mapping[str, Any],
-    environment: Mapping[str, Any],
-) -> DiffSide:
-    own = ("distribution", "version", "entry_point", "sha256")
-    parts = {
-        "seed": {"seed": spec["seed"]},
-        "spec": {key: value for key, value in spec.items() if key != "seed"},
-        "plugins": {f"{p['kind']} {p['name']}": {key: p[key] for key in own} for p in plugins},
-        "data": {f"{p['kind']} {p['name']}": p.get("data") or {} for p in plugins},
-        "code": code,
-        "environment": environment,
-    }
-    return DiffSide(
-        name, {section: dict(list_leaf_values(part)) for section, part in parts.items()}
-    )
+    if not all(sides):
+        return {}, "one of them has no comparable evaluation with single answers"
+    found = compare_by_problem(*sides)
+    return found or {}, "they were evaluated on different problems" if found is None else None
 
 
 Table = list[list[str]]
@@ -470,7 +382,6 @@ FAMILY = (
 
 
 def build_comparison_json(found: Comparison) -> dict[str, Any]:
-    """Returns the comparison as plain JSON values."""
     return {
         "recipes": [
             {"label": r.label, "digest": r.digest, "name": r.name, "runs": r.runs}
@@ -485,53 +396,39 @@ def build_comparison_json(found: Comparison) -> dict[str, Any]:
     }
 
 
-# Tables ----------------------------------------------------------------------------------------
 def build_comparison_tables(found: Comparison) -> Iterator[tuple[str, Table]]:
-    yield (
-        "Recipes",
-        [
-            ["", "experiment", "spec", "seeds", "runs"],
-            *(
-                [r.label, r.name, r.digest, " ".join(map(str, r.runs)), " ".join(r.runs.values())]
-                for r in found.recipes
-            ),
-        ],
-    )
+    rows = [
+        [r.label, r.name, r.digest, " ".join(map(str, r.runs)), " ".join(r.runs.values())]
+        for r in found.recipes
+    ]
+    yield "Recipes", [["", "experiment", "spec", "seeds", "runs"], *rows]
     labels, first = found.labels, found.labels[0]
     if found.spec:
-        rows = [[path, *map(format_setting, values)] for path, values in found.spec.items()]
+        rows = [[path, *map(_format_setting, values)] for path, values in found.spec.items()]
         yield "What they differ in", [["", *labels], *rows]
     minus_first = [f"{label} − {first}" for label in labels[1:]]
     for suite in dict.fromkeys(row.suite for row in found.rows):
         own = [row for row in found.rows if row.suite == suite]
-        cells = [
-            [
-                row.metric,
-                *map(_format_mean, row.means),
-                *map(_format_difference, row.differences[1:], row.p_holm[1:]),
-            ]
-            for row in own
-        ]
+        table = [["", *labels, *minus_first]]
+        for row in own:
+            means = ["–" if m is None else f"{m.mean:.3f}{_format_interval(m)}" for m in row.means]
+            gaps = map(_format_difference, row.differences[1:], row.p_holm[1:])
+            table.append([row.metric, *means, *gaps])
         title = f"After training: {escape_unprintable(suite)}"
-        yield title, [["", *labels, *minus_first], *cells]
+        yield title, table
         paired = sorted(
             (row for row in own if any(row.by_problem)), key=lambda row: FIGURES.index(row.metric)
         )
         if paired:
             counts = [str(gap.problems) if gap else "–" for gap in paired[0].by_problem[1:]]
-            cells = [
-                [
-                    row.metric,
-                    *map(_format_difference, row.by_problem[1:], row.by_problem_p_holm[1:]),
-                ]
-                for row in paired
-            ]
-            heads = [["", *minus_first], ["problems", *counts]]
-            yield f"{title}, problem by problem", [*heads, *cells]
+            table = [["", *minus_first], ["problems", *counts]]
+            for row in paired:
+                gaps = map(_format_difference, row.by_problem[1:], row.by_problem_p_holm[1:])
+                table.append([row.metric, *gaps])
+            yield f"{title}, problem by problem", table
 
 
 def format_comparison_markdown(found: Comparison) -> str:
-    """Returns the tables as Markdown, each with a title."""
     lines: list[str] = []
     for title, (head, *rows) in build_comparison_tables(found):
         table = [head, ["---", *["---:"] * (len(head) - 1)], *rows]
@@ -570,13 +467,8 @@ def list_comparison_notes(found: Comparison) -> list[str]:
     return [*notes, *found.mixtures]
 
 
-def format_setting(value: Any) -> str:
-    """Returns the value of a setting as text; a dash where there is none."""
+def _format_setting(value: Any) -> str:
     return "–" if value is None else value if isinstance(value, str) else json.dumps(value)
-
-
-def _format_mean(mean: SeedMean | None) -> str:
-    return "–" if mean is None else f"{mean.mean:.3f}{_format_interval(mean)}"
 
 
 def _format_difference(gap: SeedDifference | ProblemDifference | None, p: float | None) -> str:

@@ -1,23 +1,13 @@
 """Evaluates a trained model on a suite of held-out sets, or probes how much its answers depend on
-their reasoning, and records the results with its run.
+their reasoning, and records the results with its run."""
 
-Finished batches of answers are cached in a folder, so an interrupted evaluation resumes where it
-stopped. Every problem has its own seeds, so that changes no answer.
-"""
-
-import gzip
-import hashlib
 import json
-import os
-import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from rlx.agents import build_rollout_host, compute_command_digests
-from rlx.discovery import resolve_plugins
+from rlx.agents import build_rollout_host
 from rlx.errors import EnvironmentFault, RewardError, SpecError, summarize_error
 from rlx.evaluation import (
     ScoredAnswer,
@@ -26,9 +16,7 @@ from rlx.evaluation import (
     draw_suite,
     read_answers,
 )
-from rlx.home import get_rlx_home
 from rlx.launch import locate_run_folder, open_registry
-from rlx.model import compute_model_fingerprint
 from rlx.phase_setup import PhaseSetup, build_setup
 from rlx.probe import (
     ProbeResult,
@@ -42,13 +30,7 @@ from rlx.probe import (
 from rlx.progress import Report, ShowProgress, ignore_progress, log_report
 from rlx.record import Recorder, probe_table, update_trackers
 from rlx.results.models import LoadedModel, TrainedModel, load_model, open_target
-from rlx.results.requests import (
-    EvaluationRequest,
-    OpenedRun,
-    ProbeRequest,
-    check_sections,
-    locate_target,
-)
+from rlx.results.targets import OpenedRun, check_sections, locate_target
 from rlx.reward import score_rollouts
 from rlx.rollout import sample_rollout_trees
 from rlx.run import (
@@ -62,16 +44,13 @@ from rlx.run import (
 from rlx.spec import OWN_SUITE, ExperimentSpec, ProbeSpec, SetSpec, SuiteSpec
 from rlx.spec.reading import InvalidSpec, apply_overrides, label_refusal, read_suite
 from rlx.text import escape_unprintable, explain_write_errors
-from rlx_registry import RunRecord, sync_to_disk, write_body
+from rlx_registry import RunRecord, write_body
 
 OWN = "held_out"
 """Name of the experiment's own held-out set in the default suite."""
-
-
-DEPARTURES = ("problems", "samples", "greedy", "seed")
-"""Suite settings that a request can change."""
-
-
+BATCH = 64
+"""Problems that are answered and scored together. Every problem has its own seeds, so that changes
+no answer."""
 EVALUATION_SECTIONS = ("runner", "sampler")
 """Spec sections that may be overridden; a suite's sets change the rest."""
 
@@ -82,7 +61,7 @@ class SuiteEvaluation:
 
     Attributes:
         target: the model; the files of a checkpoint no longer exist.
-        suite: the suite, with what the request changed.
+        suite: the suite, with what the caller changed.
         answers, figures: the scored answers and the metrics of each set, by name.
         recorded: folder of the plots that were added to the run's records; None if nothing was.
     """
@@ -94,7 +73,7 @@ class SuiteEvaluation:
     recorded: Path | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """Returns what `rlx eval --json` prints."""
+        """What `rlx eval --json` prints."""
         target = self.target
         return {
             "run": target.run.id if target.run else None,
@@ -105,7 +84,6 @@ class SuiteEvaluation:
         }
 
     def list_answers(self) -> Iterator[dict[str, Any]]:
-        """Yields every answer as plain JSON values, with the name of its set."""
         for name, own in self.answers.items():
             for answer in own:
                 yield {"set": name, **answer.to_json()}
@@ -118,17 +96,33 @@ class SuiteEvaluation:
 
 
 def evaluate(
-    request: EvaluationRequest | str | OpenedRun,
+    target: str | OpenedRun,
     *,
+    experiment: Path | None = None,
+    step: int | None = None,
+    suite: Path | None = None,
+    problems: int | None = None,
+    samples: int | None = None,
+    greedy: bool = False,
+    seed: int | None = None,
+    overrides: Sequence[str] = (),
     registry: str | None = None,
     record: bool = True,
     show: ShowProgress = ignore_progress,
     report: Report = log_report,
 ) -> SuiteEvaluation:
-    """Answers and scores a suite; answers are cached, so an interrupted evaluation resumes.
+    """Answers and scores a suite.
 
     Args:
-        request: a run stands for its exported model on its experiment's own sets.
+        target: a run, or the folder or hub name of a model.
+        experiment: file of a model's experiment; None for a run, which has its own.
+        step: evaluate the run's checkpoint of this step; None evaluates its exported model.
+        suite: YAML file with held-out sets; None takes the experiment's own.
+        problems: problems per set; None takes the suite's number, as of `samples` and `seed`.
+        samples: answers per problem.
+        greedy: use greedy decoding.
+        seed: of problems and sampling.
+        overrides: `key=value` of the sections `runner` and `sampler`.
         record: add the results and their plots to the records of the run that trained the model.
         show: called with the progress, in problems.
 
@@ -138,38 +132,36 @@ def evaluate(
         EnvironmentFault: the model's files, the device or room on the disk are missing.
         RewardError: no answer of a set could be scored.
     """
-    if not isinstance(request, EvaluationRequest):
-        request = EvaluationRequest(target=request)
-    name, url = locate_target(request.target, registry)
+    for asked, count in (("problems", problems), ("samples", samples)):
+        if count is not None and count < 1:
+            raise SpecError(f"{asked} is {count}: it must be at least 1")
+    if step is not None and experiment is not None:
+        raise SpecError("--at is for a run, which has its own experiment: drop --spec")
+    ref, url = locate_target(target, registry)
     reason = (
         f"a model is evaluated as it was trained; only {', '.join(EVALUATION_SECTIONS)} may be "
         "changed here, anything else in a suite's sets"
     )
-    with open_target(name, request.experiment, url, step=request.step) as target:
-        check_sections(request.overrides, EVALUATION_SECTIONS, reason)
-        spec = target.read_spec(request.overrides)
-        suite = build_requested_suite(spec, request, report)
+    departures = {"problems": problems, "samples": samples, "greedy": greedy or None, "seed": seed}
+    with open_target(ref, experiment, url, step=step) as trained:
+        check_sections(overrides, EVALUATION_SECTIONS, reason)
+        spec = trained.read_spec(overrides)
+        whole = build_requested_suite(spec, suite, departures, report)
         sets = {
-            name: build_set_spec(target, name, one, request.overrides)
-            for name, one in suite.sets.items()
+            name: build_set_spec(trained, name, one, overrides) for name, one in whole.sets.items()
         }
-        folder = get_rlx_home() / "cache"
-        if target.run:
-            folder = locate_run_folder(target.run).root
-        counts = {name: suite.sets[name].problems or suite.problems for name in sets}
+        counts = {name: whole.sets[name].problems or whole.problems for name in sets}
         answers: dict[str, list[ScoredAnswer]] = {}
         before, total = 0, sum(counts.values())
-        with load_model(spec, target.model) as model:
-            mark = target.mark or compute_model_fingerprint(model.source)
+        with load_model(spec, trained.model) as model:
             for name, own in sets.items():
                 try:
                     setup = build_setup(own)
-                    kept = folder / "evaluations" / _compute_answers_digest(setup, suite, mark)
                     answers[name] = []
                     for first in range(0, counts[name], BATCH):
                         show(before + first, total, name)
                         numbers = range(first, min(first + BATCH, counts[name]))
-                        answers[name] += _answer_batch(setup, suite, numbers, model, kept)
+                        answers[name] += _answer_batch(setup, whole, numbers, model)
                 except SpecError as error:
                     raise SpecError(f"set {name!r} of the suite: {error}") from error
                 before += counts[name]
@@ -178,16 +170,15 @@ def evaluate(
     for name, found in answers.items():
         if not found:
             raise RewardError(f"no answer of set {name!r} could be scored: all were dropped")
-        figures[name] = compute_answer_metrics(found, seed=suite.seed)
-        figures[name]["distribution"] = suite.sets[name].distribution
-    evaluated = SuiteEvaluation(target, suite, answers, figures)
-    if record and target.run is not None:
-        return replace(evaluated, recorded=_record_evaluation(evaluated, target.run, url, report))
+        figures[name] = compute_answer_metrics(found, seed=whole.seed)
+        figures[name]["distribution"] = whole.sets[name].distribution
+    evaluated = SuiteEvaluation(trained, whole, answers, figures)
+    if record and trained.run is not None:
+        return replace(evaluated, recorded=_record_evaluation(evaluated, trained.run, url, report))
     return evaluated
 
 
 def _record_evaluation(found: SuiteEvaluation, run: RunRecord, url: str, report: Report) -> Path:
-    """Adds an evaluation and its plots to the records of its run; returns the plots' folder."""
     step, suite = found.target.step, found.suite
     ending = "" if step is None else f"-step-{step}"
     folder = locate_run_folder(run).pictures / f"suite-{suite.name}{ending}"
@@ -205,18 +196,13 @@ def _record_evaluation(found: SuiteEvaluation, run: RunRecord, url: str, report:
     return folder
 
 
-# The suite --------------------------------------------------------------------------------------
 @label_refusal("evaluated")
 def build_requested_suite(
-    spec: ExperimentSpec, request: EvaluationRequest, report: Report
+    spec: ExperimentSpec, file: Path | None, changed: Mapping[str, Any], report: Report
 ) -> SuiteSpec:
-    """Returns the suite of the file, or the experiment's own, with what the request changes.
-
-    What is changed becomes part of the suite's name (`problems-5`, `greedy`), so that its records
-    never replace those of the full suite.
-    """
-    file, changed = request.suite, {name: getattr(request, name) for name in DEPARTURES}
-    changed["greedy"] = request.greedy or None
+    """The suite of the file, or the experiment's own, with the values of `changed` that are not
+    None. These become part of its name (`problems-5`, `greedy`), so that its records never replace
+    those of the full suite."""
     if file is None:
         sets = {OWN: SetSpec(distribution="in")}
         for name, options in spec.evaluation.variants.items():
@@ -229,7 +215,7 @@ def build_requested_suite(
             f"{OWN_SUITE!r}; choose another name"
         )
     suite = whole.model_copy(update={k: v for k, v in changed.items() if v is not None})
-    if request.problems is not None:
+    if changed.get("problems") is not None:
         every = {n: s.model_copy(update={"problems": None}) for n, s in suite.sets.items()}
         suite = suite.model_copy(update={"sets": every})
     if suite.greedy and suite.samples > 1:
@@ -238,7 +224,7 @@ def build_requested_suite(
         suite = suite.model_copy(update={"samples": 1})
     counts = [{s.problems or one.problems for s in one.sets.values()} for one in (whole, suite)]
     departures = []
-    for name in DEPARTURES:
+    for name in changed:
         value = getattr(suite, name)
         same = counts[0] == counts[1] if name == "problems" else value == getattr(whole, name)
         if not same:
@@ -249,8 +235,8 @@ def build_requested_suite(
 def build_set_spec(
     target: TrainedModel, name: str, one: SetSpec, overrides: Sequence[str]
 ) -> ExperimentSpec:
-    """Returns the experiment with the changes of a set, without the warm start, whose
-    demonstrations the set's task may lack."""
+    """The experiment with the changes of a set, without the warm start, whose demonstrations the
+    set's task may lack."""
     changes = [f"{path}={json.dumps(value)}" for path, value in one.set.items()]
     model = target.document.tree.get("model")
     if isinstance(model, dict) and model.get("warm_start") is not None:
@@ -261,18 +247,9 @@ def build_set_spec(
         raise SpecError(f"set {escape_unprintable(name)!r} of the suite: {error}") from error
 
 
-BATCH = 64
-"""Problems that are answered, scored and cached together."""
-
-
 def _answer_batch(
-    setup: PhaseSetup, suite: SuiteSpec, numbers: range, model: LoadedModel, folder: Path
+    setup: PhaseSetup, suite: SuiteSpec, numbers: range, model: LoadedModel
 ) -> list[ScoredAnswer]:
-    # The file name includes the batch size: raising the problem count resamples a partial batch.
-    path = folder / f"{numbers.start:06d}_{len(numbers):03d}.json.gz"
-    with suppress(OSError, EOFError, zlib.error, ValueError, TypeError, LookupError):
-        kept = json.loads(gzip.decompress(path.read_bytes()))
-        return [ScoredAnswer.from_json(record) for record in kept]
     fit = build_prompt_fit(model.policy, setup)
     try:
         drawn, seeds = draw_held_out_problems(fit, setup.task, suite.seed, numbers, "evaluation")
@@ -287,32 +264,10 @@ def _answer_batch(
     with model.sampler.session() as session:
         trees = sample_rollout_trees(plan, drawn.problems, seeds, session, dialogue, host)
     table = score_rollouts(trees, setup.rewards, model.pool)
-    batch = [
+    return [
         replace(answer, problem=drawn.numbers[answer.problem])
         for answer in read_answers(plan, trees, table, setup.spec.evaluation.correct)
     ]
-    text = json.dumps([answer.to_json() for answer in batch])
-    path.parent.mkdir(parents=True, exist_ok=True)
-    aside = path.with_name(f"{path.name}.{os.getpid()}")
-    aside.write_bytes(gzip.compress(text.encode(), mtime=0))
-    sync_to_disk(aside)
-    aside.replace(path)
-    return batch
-
-
-def _compute_answers_digest(setup: PhaseSetup, suite: SuiteSpec, mark: str) -> str:
-    """Digest of everything that determines an answer, and of what is stored of it."""
-    spec, plugins = setup.spec.dump_resolved(), resolve_plugins(setup.spec)
-    sections = ("task", "rollout", "rewards", "sampler", "evaluation")
-    settings = {name: spec[name] for name in sections}
-    sampling = {"seed": suite.seed, "samples": suite.samples, "greedy": suite.greedy}
-    sources = [plugin.sha256 for plugin in plugins.provenance]
-    data = [record["data"] for record in plugins.list_records()]
-    if setup.plan.agent is not None:
-        data += compute_command_digests(setup.plan.agent)
-    stored = [field.name for field in fields(ScoredAnswer)]
-    text = json.dumps([settings, sampling, mark, sources, data, stored], sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 PROBE_SECTIONS = ("probe", "runner", "sampler", "seed")
@@ -321,11 +276,8 @@ PROBE_SECTIONS = ("probe", "runner", "sampler", "seed")
 
 @dataclass(frozen=True, slots=True)
 class ModelProbe:
-    """A probed model: every answer with its continuations, and a record per scheme.
-
-    Attributes:
-        recorded: suites that were added to the run's records.
-    """
+    """A probed model: every answer with its continuations, a record per scheme, and the suites that
+    were added to the run's records."""
 
     target: TrainedModel
     result: ProbeResult
@@ -333,7 +285,7 @@ class ModelProbe:
     recorded: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """Returns what `rlx eval --probe --json` prints."""
+        """What `rlx eval --probe --json` prints."""
         found = [compute_agreement(one.verbal) for one in self.probes]
         stated = next((asdict(one) for one in found if one is not None), None)
         return {
@@ -346,16 +298,12 @@ class ModelProbe:
         }
 
     def write_samples(self, path: Path) -> None:
-        """Writes every sample as Parquet."""
         with explain_write_errors(path):
             write_body(path, probe_table(self.result))
 
     def draw_pictures(self, path: Path) -> None:
-        """Draws the probe curves, and stated against sampled confidence where it was stated.
-
-        Args:
-            path: of a `.png`; an `.svg` is written beside it.
-        """
+        """Draws the probe curves, and stated against sampled confidence where it was stated, as
+        `.png` and `.svg`."""
         with explain_write_errors(path):
             draw_probe_curves(self.probes, path)
             if any(one.verbal for one in self.probes):
@@ -364,17 +312,30 @@ class ModelProbe:
 
 
 def probe_model(
-    request: ProbeRequest | str | OpenedRun,
+    target: str | OpenedRun,
     *,
+    experiment: Path | None = None,
+    problems: int | None = None,
+    samples: int | None = None,
+    schemes: Sequence[str] = (),
+    seed: int | None = None,
+    overrides: Sequence[str] = (),
     registry: str | None = None,
     record: bool = True,
     show: ShowProgress = ignore_progress,
     report: Report = log_report,
 ) -> ModelProbe:
-    """Cuts or alters a model's reasoning and samples its answers.
+    """Cuts or alters a model's reasoning and samples its answers, by default as the experiment's
+    `probe:` section says.
 
     Args:
-        request: a run stands for its exported model, probed as its experiment says.
+        target: a run, or the folder or hub name of a model.
+        experiment: file of a model's experiment; None for a run, which has its own.
+        problems: number of held-out problems.
+        samples: continuations per cut point.
+        schemes: how to alter the reasoning.
+        seed: of problems and sampling.
+        overrides: `key=value`; of a run only of the sections `probe`, `runner`, `sampler`, `seed`.
         record: add the probes that the run lacks to its records.
         show: called with the progress, in problems.
 
@@ -382,28 +343,33 @@ def probe_model(
         SpecError, InvalidSpec: the request does not fit the model, or no answer could be probed.
         EnvironmentFault: the model's files or the device are missing.
     """
-    if not isinstance(request, ProbeRequest):
-        request = ProbeRequest(target=request)
-    name, url = locate_target(request.target, registry)
-    changes = request.list_overrides()
-    if request.experiment is None:
+    ref, url = locate_target(target, registry)
+    settings_of_call = {
+        "probe.problems": problems,
+        "probe.samples": samples,
+        "probe.schemes": list(schemes) or None,
+        "seed": seed,
+    }
+    named = [f"{key}={json.dumps(v)}" for key, v in settings_of_call.items() if v is not None]
+    changes = (*overrides, *named)
+    if experiment is None:
         reason = (
             f"a run is probed as it was trained; only {', '.join(PROBE_SECTIONS)} may be changed"
         )
         check_sections(changes, PROBE_SECTIONS, reason)
-    with open_target(name, request.experiment, url) as target:
-        document = target.document
+    with open_target(ref, experiment, url) as trained:
+        document = trained.document
         if not document.tree.get("probe"):
             document = apply_overrides(document, ["probe={}"])
-        spec = replace(target, document=document).read_spec(changes)
+        spec = replace(trained, document=document).read_spec(changes)
         settings, setup = spec.probe or ProbeSpec(), build_setup(spec)
-        with load_model(spec, target.model) as model:
+        with load_model(spec, trained.model) as model:
             context = build_probe_context(setup, model.policy, model.sampler, model.pool)
             fit = build_prompt_fit(model.policy, setup)
             result = probe_problems(
                 settings, context, fit, spec.seed, None, lambda at: show(at.done, at.total)
             )
-    step = target.run.step if target.run else 0
+    step = trained.run.step if trained.run else 0
     probes = build_probe_records(result, settings, spec.seed, step)
     if not probes:
         bare = sum(a.reasoning is None for a in result.answered)
@@ -411,11 +377,11 @@ def probe_model(
             f"none of {len(result.answered)} answers could be probed: {bare} have no span "
             f"{settings.span!r}"
         )
-    if target.run is not None:
-        probes = _name_probe_suites(probes, target.run)
-    found = ModelProbe(target, result, tuple(probes))
-    if record and target.run is not None:
-        recorded = _record_new_probes(found, target.run, url, report)
+    if trained.run is not None:
+        probes = _name_probe_suites(probes, trained.run)
+    found = ModelProbe(trained, result, tuple(probes))
+    if record and trained.run is not None:
+        recorded = _record_new_probes(found, trained.run, url, report)
         return replace(found, recorded=tuple(recorded))
     return found
 

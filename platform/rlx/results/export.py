@@ -1,6 +1,4 @@
-"""Writes the model of a run in the Hugging Face layout, with a card on demand: what trained it, how
-well it does, and how to get there again.
-"""
+"""Writes the model of a run in the Hugging Face layout, with a card on demand."""
 
 import json
 import os
@@ -29,8 +27,7 @@ def export_model(registry: Registry, run: RunRecord, folder: Path, step: str | N
             finished run that keeps no checkpoints.
 
     Raises:
-        SpecError: the folder exists, or the checkpoint is not there, is damaged, or has weights or
-            logits that are not finite.
+        SpecError: the folder exists, or the checkpoint is not there, is damaged, or diverged.
         EnvironmentFault: the folder cannot be written.
     """
     if folder.exists():
@@ -87,11 +84,9 @@ def write_card(
     registry: Registry, run: RunRecord, step: int, folder: Path, *, with_data: bool
 ) -> None:
     """Writes a card beside the model that was exported after `step`, with all that another home
-    needs for its figures.
-
-    README.md is the card; experiment.yaml the resolved experiment, which names files of plugins
-    that lie beside it; figures.json all evaluations, and digests of plugins and data. `with_data`
-    also copies the data files of the experiment.
+    needs for its figures: README.md is the card; experiment.yaml the resolved experiment, which
+    names files of plugins beside it; figures.json all evaluations, and digests of plugins and data.
+    `with_data` also copies the data files of the experiment.
 
     Raises:
         EnvironmentFault: the folder cannot be written, or a kept plugin or a data file is gone.
@@ -174,7 +169,6 @@ def _copy_data(node: Any, folder: Path) -> Any:
 def _build_metadata(
     run: RunRecord, spec: Mapping[str, Any], evaluations: Sequence[EvaluationRecord]
 ) -> str:
-    """The card's YAML, by which the hub finds it."""
     from huggingface_hub import EvalResult, ModelCardData
 
     results = [
@@ -294,8 +288,8 @@ def _say_when(found: EvaluationRecord) -> str:
 
 
 def push_model(folder: Path, name: str, *, private: bool) -> str:
-    """Uploads an exported model to the Hugging Face hub, or to the one that HF_ENDPOINT names;
-    returns its address. The repository `OWNER/NAME` is made if it is not there.
+    """Uploads an exported model to the Hugging Face hub, or to the one that HF_ENDPOINT names,
+    where the repository `OWNER/NAME` is made if need be; returns its address.
 
     Raises:
         SpecError: the hub refuses the name or the upload, for instance without a token.

@@ -24,17 +24,16 @@ from rlx.model import Policy, build_policy, check_model_files
 from rlx.phase_setup import PhaseSetup, build_setup
 from rlx.plan import check_read_spec, count_reference_parameters, validate_document
 from rlx.plugin import StrictModel, expand_path
-from rlx.results.requests import check_sections
+from rlx.results.targets import check_sections
 from rlx.reward import RewardPool, RewardTable, score_rollouts
 from rlx.rollout import RolloutTree, sample_rollout_trees
 from rlx.run import draw_contact_problems
 from rlx.sampler import SamplingEngine, open_sampler, require_engine
-from rlx.sealed_folder import CheckpointError, compute_manifest_digest
+from rlx.sealed_folder import CheckpointError
 from rlx.serving import ServedModel
 from rlx.spec import (
     CriticSpec,
     ExperimentSpec,
-    ModelSpec,
     OptimizerSpec,
     PretrainedModelSpec,
     RunnerSpec,
@@ -63,7 +62,6 @@ class TrainedModel:
         model: folder of the model, or its name on the hub.
         run: the run that trained the model; None if a MODEL was named.
         step: step of the run's checkpoint; None for the exported model.
-        mark: digest of a checkpoint's weights, whose files are rewritten each time.
     """
 
     name: str
@@ -71,16 +69,10 @@ class TrainedModel:
     model: str
     run: RunRecord | None
     step: int | None = None
-    mark: str | None = None
 
     @label_refusal("evaluated")
     def read_spec(self, overrides: Sequence[str]) -> ExperimentSpec:
-        """Returns the experiment with overrides, checked with its plugins.
-
-        Raises:
-            InvalidSpec: an override does not fit.
-            PluginError: a plugin is missing or broken.
-        """
+        """The experiment with overrides, checked with its plugins."""
         document = apply_overrides(self.document, overrides)
         read = validate_document(document)
         check_read_spec(read)
@@ -98,7 +90,18 @@ def open_target(
         step: step of one of the run's checkpoints, or `latest`; None for the exported model.
     """
     if experiment is not None:
-        yield _find_model(name, experiment)
+        local = expand_path(name)
+        if not local.is_dir() and RUN_LIKE.fullmatch(name):
+            raise SpecError(
+                f"there is no folder {escape_unprintable(name)}; with --spec, give a model's "
+                "folder or its name on the hub (a run has its own experiment)"
+            )
+        document, found = read_document(experiment), str(local) if local.is_dir() else name
+        try:
+            check_model_files(PretrainedModelSpec(path=found))
+        except (EnvironmentFault, SpecError) as error:
+            raise type(error)(str(error).removeprefix("model.path: ")) from error
+        yield TrainedModel(name, document, found, None)
         return
     wrong = "is a folder" if Path(name).is_dir() else "is not a run" if "/" in name else ""
     if wrong:
@@ -133,35 +136,16 @@ def open_target(
             at = read_state(source).step
         except CheckpointError as error:
             raise SpecError(f"{run.id} at step {step}: {error}") from error
-        mark = compute_manifest_digest(source)
-        yield TrainedModel(f"{run.id}@{at}", document, str(model), run, at, mark)
-
-
-def _find_model(name: str, file: Path) -> TrainedModel:
-    folder = expand_path(name)
-    if not folder.is_dir() and RUN_LIKE.fullmatch(name):
-        raise SpecError(
-            f"there is no folder {escape_unprintable(name)}; with --spec, give a model's folder "
-            "or its name on the hub (a run has its own experiment)"
-        )
-    document = read_document(file)
-    model = str(folder) if folder.is_dir() else name
-    try:
-        check_model_files(PretrainedModelSpec(path=model))
-    except (EnvironmentFault, SpecError) as error:
-        raise type(error)(str(error).removeprefix("model.path: ")) from error
-    return TrainedModel(name, document, model, None)
+        yield TrainedModel(f"{run.id}@{at}", document, str(model), run, at)
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A model that answers in this process, where it was loaded from, and the workers that score
-    it."""
+    """A model that answers in this process, and the workers that score it."""
 
     policy: Policy
     sampler: SamplingEngine
     pool: RewardPool
-    source: PretrainedModelSpec
     device: torch.device
 
 
@@ -174,21 +158,29 @@ def load_model(spec: ExperimentSpec, model: str | None = None) -> Iterator[Loade
         model: folder in the Hugging Face layout, or name on the hub; None loads the pretrained
             model of `spec`, without a warm start.
     """
-    runner = spec.runner
-    source = _choose_source(spec.model, model)
+    runner, own = spec.runner, spec.model
+    if model is not None:
+        chat = isinstance(own, PretrainedModelSpec) and own.chat_template
+        source = PretrainedModelSpec(path=model, chat_template=chat)
+    elif isinstance(own, PretrainedModelSpec):
+        source = own.model_copy(update={"warm_start": None, "lora": None})
+    else:
+        raise SpecError(
+            f"model.kind is {own.kind!r}: it has no weights before its warm start; only a "
+            "pretrained model can answer now"
+        )
     dtype = torch.float32 if model is not None else getattr(torch, runner.dtype)
     with (
         RewardPool(workers=runner.reward_workers, memory_mb=runner.reward_memory_mb) as pool,
         load_sampler(source, runner, spec.sampler, dtype) as (policy, sampler),
     ):
-        yield LoadedModel(policy, sampler, pool, source, _choose_device(runner))
+        yield LoadedModel(policy, sampler, pool, _choose_device(runner))
 
 
 @contextmanager
 def load_sampler(
     source: PretrainedModelSpec, runner: RunnerSpec, sampler: SamplerSpec, dtype: torch.dtype
 ) -> Iterator[tuple[Policy, SamplingEngine]]:
-    """Loads a pretrained model into this process, and starts an engine that samples from it."""
     require_engine(sampler)
     device = _choose_device(runner)
     torch.set_num_threads(runner.threads)
@@ -207,31 +199,18 @@ def _choose_device(runner: RunnerSpec) -> torch.device:
     return torch.device("cuda" if has_gpu and runner.device != "cpu" else "cpu")
 
 
-def _choose_source(own: ModelSpec, model: str | None) -> PretrainedModelSpec:
-    if model is not None:
-        chat = isinstance(own, PretrainedModelSpec) and own.chat_template
-        return PretrainedModelSpec(path=model, chat_template=chat)
-    if isinstance(own, PretrainedModelSpec):
-        return own.model_copy(update={"warm_start": None, "lora": None})
-    raise SpecError(
-        f"model.kind is {own.kind!r}: it has no weights before its warm start; only a pretrained "
-        "model can answer now"
-    )
-
-
 FORWARD_STREAMS = ("reference_logprobs", "collision_probs", "values")
 """Streams that take one pass of a model without a gradient."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepSeconds:
-    """Seconds of a training step by the clock, measured on a few problems and multiplied up.
+    """Seconds of a training step of a phase with `steps`, measured on a few problems and multiplied
+    up.
 
     Attributes:
-        steps: steps of the phase.
         update: the passes of the models over all tokens in the loss mask, and the steps of AdamW;
-            None if they were not timed.
-        untimed: why not; "" if they were.
+            None if they were not timed, `untimed` says why.
     """
 
     phase: str
@@ -243,11 +222,9 @@ class StepSeconds:
 
     @property
     def step(self) -> float:
-        """All of a step that was timed."""
         return self.sampling + self.scoring + (self.update or 0.0)
 
     def describe(self) -> str:
-        """One line."""
         update = self.untimed if self.update is None else f"update {self.update:.3g} s"
         return (
             f"a step of {self.phase} takes about {self.step:.3g} s here (sampling "
@@ -265,21 +242,17 @@ class ModelTrial:
     seconds: tuple[StepSeconds, ...]
 
     def to_json(self) -> dict[str, Any]:
-        """Plain JSON values."""
         seconds = [{**asdict(one), "step": one.step} for one in self.seconds]
         return {"first_contact": self.contact.to_json(), "seconds": seconds}
 
     def list_lines(self) -> list[str]:
-        """Lines for a terminal."""
         lines = [*self.contact.list_lines(), *(one.describe() for one in self.seconds)]
         return [escape_unprintable(line) for line in lines]
 
 
 def try_model(spec: ExperimentSpec, prompts: int) -> ModelTrial:
-    """Samples and scores rollouts of some training problems, and times the parts of a step.
-
-    Problems and seeds are those of the first contact of a run; a warm start and adapters are left
-    out.
+    """Samples and scores rollouts of the training problems of a run's first contact, without warm
+    start and adapters, and times the parts of a step.
 
     Raises:
         SpecError: the model is not pretrained, or does not fit the experiment.
@@ -364,8 +337,6 @@ SERVED_SECTIONS = ("runner", "sampler")
 
 
 class EngineSettings(StrictModel):
-    """The sections of an experiment that say where and how a model is sampled."""
-
     runner: RunnerSpec = RunnerSpec.model_construct()
     sampler: SamplerSpec
 

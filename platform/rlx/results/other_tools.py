@@ -41,13 +41,8 @@ MAX_TOKENS = 1024
 
 @dataclass(frozen=True, slots=True)
 class ToolEvaluation:
-    """What a tool found.
-
-    Attributes:
-        figures: of each task, by name: `n` samples, `accuracy` (None if it has none), and each
-            metric of the tool.
-        recorded: id of the run among whose records the figures are; None if there is none.
-    """
+    """What a tool found: of each task, `n` samples, `accuracy` (None if it has none), and each
+    metric of the tool; `recorded` is the id of the run among whose records that is."""
 
     model: str
     tool: Tool
@@ -55,7 +50,6 @@ class ToolEvaluation:
     recorded: str | None
 
     def to_json(self) -> dict[str, Any]:
-        """Returns it as plain JSON values."""
         return {"model": self.model, "tool": self.tool, "tasks": dict(self.figures)}
 
 

@@ -1,4 +1,4 @@
-"""Recompute rewards, masks and advantages of stored rollouts, possibly under other rules.
+"""Recomputes rewards, masks and advantages of stored rollouts, possibly under other rules.
 
 Under the run's own experiment every stored figure is reproduced bit for bit.
 """
@@ -22,8 +22,8 @@ from rlx.phase_setup import PhaseSetup, build_setup
 from rlx.plan import check_read_spec, read_spec, validate_document
 from rlx.progress import ShowProgress, ignore_progress
 from rlx.record import StoredStep, TrainedRows, read_step
-from rlx.results.requests import OpenedRun, RescoreRequest, check_sections, locate_target
 from rlx.results.stored_steps import select_rollout_steps
+from rlx.results.targets import OpenedRun, check_sections, locate_target
 from rlx.reward import Place, RewardPool, RewardTable, score_rollouts
 from rlx.run import ControllerState
 from rlx.spec import ExperimentSpec
@@ -48,13 +48,8 @@ SCORES = ("total_score", "token_level_scores", "masked_return_sum")
 
 @dataclass(frozen=True, eq=False)
 class RescoredStep:
-    """One step as stored, and as recomputed.
-
-    Attributes:
-        table: new rewards of all its trees.
-        rows: recomputed rows: the stored rows that still have all their rewards.
-        kept: `[B']` index of each of them among the stored rows.
-    """
+    """One step as stored, and as recomputed: new rewards of all its trees, the rows that still have
+    all their rewards, and `kept`, `[B']`, their indices among the stored rows."""
 
     step: int
     stored: StoredStep
@@ -69,8 +64,7 @@ class FigureChange:
 
     Attributes:
         what: "reward NAME" (weighted), a token stream, or a row score.
-        unit: what `n` counts.
-        n: number of values compared.
+        unit: what `n`, the number of values compared, counts.
         changed: number of values that differ in any bit, or that exist on one side only.
         n_before, n_after: number of values that exist in the stored and the recomputed step.
         appeared, vanished: values that exist only in the recomputed, or only in the stored step.
@@ -123,12 +117,8 @@ class FigureChange:
 
 @dataclass
 class Rescoring:
-    """A rescored run.
-
-    Attributes:
-        notes: what has become of the run's plugins, if its own rules were used.
-        left: trained rows that rescoring drops because one of their rewards is lost.
-    """
+    """A rescored run: what has become of its plugins, if its own rules were used, and how many
+    trained rows are `left` out because one of their rewards is lost."""
 
     run: RunRecord
     notes: tuple[str, ...] = ()
@@ -138,11 +128,10 @@ class Rescoring:
 
     @property
     def is_identical(self) -> bool:
-        """Whether every figure is bit-identical to the stored one."""
         return not self.left and not any(c.changed for c in self.changes.values())
 
     def to_json(self) -> dict[str, Any]:
-        """Returns what `rlx rescore --json` prints."""
+        """What `rlx rescore --json` prints."""
         return {
             "run": self.run.id,
             "steps": self.steps,
@@ -152,7 +141,6 @@ class Rescoring:
         }
 
     def add_step(self, found: RescoredStep) -> None:
-        """Adds the changes of one step."""
         self.steps.append(found.step)
         self.left += len(found.stored.rows.places) - len(found.kept)
         self.add_rewards(found.stored.rewards, found.table)
@@ -270,16 +258,14 @@ def credit_stored_rows(
     statistics: Mapping[str, Any],
     recomputed: Mapping[str, Tensor] = MappingProxyType({}),
 ) -> tuple[TrainBatch, Tensor]:
-    """Assigns credit to rows of a stored step again, with the streams that it recorded.
+    """Assigns credit to rows of a stored step again, with the streams that it recorded; returns it,
+    and `[B']` the index of each row among the stored ones.
 
     Args:
         scored: rows of it, from `flatten_stored_rows`.
         statistics: `beta`, of KL in the reward; `state_before`, the estimator's from the previous
             step; `max_tokens`, the token budget of each kind of turn.
         recomputed: streams that take the place of stored ones.
-
-    Returns:
-        The credit; and `[B']` index of each row among the stored ones.
 
     Raises:
         SpecError: the estimator reads a stream that was not recorded.
@@ -299,33 +285,35 @@ def credit_stored_rows(
 
 
 def rescore(
-    request: RescoreRequest | str | OpenedRun,
+    run: str | OpenedRun,
     *,
+    experiment: Path | None = None,
+    overrides: Sequence[str] = (),
+    steps: Sequence[int] = (),
     registry: str | None = None,
     show: ShowProgress = ignore_progress,
 ) -> Rescoring:
     """Recomputes rewards, masks and advantages of stored rollouts, without sampling.
 
     Args:
-        request: a run stands for all its steps and its own rules.
-        show: called with the progress, in steps.
+        experiment: file of the experiment whose rules are taken; None takes the run's own.
+        overrides: `key=value` of the sections that are rules.
+        steps: the steps; empty takes all that are stored.
 
     Raises:
         SpecError: there is no such run or step, or an override changes what was sampled.
         InvalidSpec: the rules are invalid.
         PluginError: a plugin is missing.
     """
-    if not isinstance(request, RescoreRequest):
-        request = RescoreRequest(run=request)
-    name, url = locate_target(request.run, registry)
+    name, url = locate_target(run, registry)
     with open_registry(url) as opened:
-        run = opened.run(name)
-        spec, own, notes = _build_rescore_spec(run, request.experiment, request.overrides)
-        steps = select_rollout_steps(opened, run, request.steps)
-        found = Rescoring(run, tuple(notes))
-        for done, step in enumerate(_rescore_steps(opened, run, spec, steps, own=own), start=1):
-            show(done, len(steps))
-            found.add_step(step)
+        record = opened.run(name)
+        spec, own, notes = _build_rescore_spec(record, experiment, overrides)
+        wanted = select_rollout_steps(opened, record, steps)
+        found = Rescoring(record, tuple(notes))
+        for done, one in enumerate(_rescore_steps(opened, record, spec, wanted, own=own), start=1):
+            show(done, len(wanted))
+            found.add_step(one)
     return found
 
 
@@ -333,8 +321,7 @@ def rescore(
 def _build_rescore_spec(
     run: RunRecord, file: Path | None, overrides: Sequence[str]
 ) -> tuple[ExperimentSpec, bool, list[str]]:
-    """Returns the experiment to rescore with, whether it is the run's own, and notes on its
-    plugins."""
+    """The experiment to rescore with, whether it is the run's own, and notes on its plugins."""
     reason = f"stored rollouts cannot be changed; only {', '.join(RULES)} may be changed"
     check_sections(overrides, RULES, reason)
     recorded = ExperimentSpec.from_record(run.spec).dump_resolved()

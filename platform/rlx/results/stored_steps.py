@@ -19,13 +19,8 @@ if TYPE_CHECKING:  # these bring torch
 
 @dataclass(frozen=True, slots=True)
 class StepAccounts:
-    """The account of every row that a step trained on.
-
-    Attributes:
-        spec: the experiment with the settings of the step's phase.
-        rows: in the order of the rows.
-        decoded: whether the tokens' texts are known; else they are token ids.
-    """
+    """The account of every row that a step trained on, the experiment with the settings of the
+    step's phase, and whether the tokens' texts are known; else they are token ids."""
 
     spec: ExperimentSpec
     rows: "tuple[RowAccount, ...]"
@@ -35,7 +30,7 @@ class StepAccounts:
 def select_rollout_steps(
     registry: Registry, run: RunRecord, requested: Sequence[int] = ()
 ) -> list[int]:
-    """Returns the requested steps in order, or all that are stored.
+    """The requested steps in order, or all that are stored.
 
     Raises:
         SpecError: the run has stored no rollouts, or not those of a requested step.

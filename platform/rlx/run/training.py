@@ -107,7 +107,7 @@ class StepRollouts(ScoredTrees):
 
 @dataclass(frozen=True, eq=False, slots=True)
 class StepInputs:
-    """What the provider of a stream reads; `cursor` is the number of problems drawn before."""
+    """What the provider of a stream reads."""
 
     context: RunContext
     setup: PhaseSetup

@@ -58,14 +58,14 @@ def create_app(model: ServedModel, submit: Submit, token: str | None) -> FastAPI
     async def _complete(body: TextRequest, request: Request) -> Response:
         _require_model(model, body.model)
         prompts = [model.encode_prompt(prompt) for prompt in body.prompts]
-        job = model.build_text_job(body, prompts)
+        job = model.build_job(body, [prompt.token_ids for prompt in prompts])
         groups = await wait_for_outcome(submit(job), request)
         return send_answer(body, TextAnswer(model, body, groups, prompts))
 
     @app.post("/v1/chat/completions")
     async def _chat(body: ChatRequest, request: Request) -> Response:
         _require_model(model, body.model)
-        job = model.build_chat_job(body, model.encode_messages(body))
+        job = model.build_job(body, [model.encode_messages(body)])
         groups = await wait_for_outcome(submit(job), request)
         return send_answer(body, ChatAnswer(model, body, groups))
 

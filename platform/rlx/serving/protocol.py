@@ -137,6 +137,10 @@ class TextRequest(SamplingRequest):
         return self.prompt
 
     @property
+    def token_limit(self) -> tuple[str, int | None]:
+        return "max_tokens", DEFAULT_TEXT_TOKENS if self.max_tokens is None else self.max_tokens
+
+    @property
     def likeliest(self) -> int | None:
         return self.logprobs
 
@@ -243,6 +247,13 @@ class ChatRequest(SamplingRequest):
         if self.top_logprobs is not None and not self.logprobs:
             raise ValueError("top_logprobs: needs logprobs: true")
         return self
+
+    @property
+    def token_limit(self) -> tuple[str, int | None]:
+        """The field that limits a message, and its limit, if the request has one."""
+        if self.max_completion_tokens is not None:
+            return "max_completion_tokens", self.max_completion_tokens
+        return "max_tokens", self.max_tokens
 
     @property
     def likeliest(self) -> int | None:

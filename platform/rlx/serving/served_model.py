@@ -14,13 +14,7 @@ from rlx.model import ModelDialogue, PlainDialogue, TokenBytes
 from rlx.rollout import CompletionRequest
 from rlx.seeding import derive_seed
 from rlx.serving.batcher import SampledCompletion, SamplingJob
-from rlx.serving.protocol import (
-    DEFAULT_TEXT_TOKENS,
-    ChatMessage,
-    ChatRequest,
-    SamplingRequest,
-    TextRequest,
-)
+from rlx.serving.protocol import ChatMessage, ChatRequest, SamplingRequest, TextRequest
 from rlx.spec import TurnSpec
 
 LEAST_LOGPROB = -9999.0
@@ -166,37 +160,21 @@ class ServedModel:
                 message["content"] = content
         return written
 
-    def build_text_job(
-        self, request: TextRequest, prompts: Sequence[TokenizedPrompt]
+    def build_job(
+        self, request: TextRequest | ChatRequest, contexts: Sequence[tuple[int, ...]]
     ) -> SamplingJob:
-        limit = DEFAULT_TEXT_TOKENS if request.max_tokens is None else request.max_tokens
-        limits = [self._limit_tokens(len(p.token_ids), limit, "max_tokens") for p in prompts]
-        return self._build_job(request, [p.token_ids for p in prompts], limits, request.likeliest)
-
-    def build_chat_job(self, request: ChatRequest, context: tuple[int, ...]) -> SamplingJob:
-        name = "max_tokens" if request.max_completion_tokens is None else "max_completion_tokens"
-        asked = getattr(request, name)
-        room = max(1, self.context_length - len(context))
-        limit = min(self.max_tokens, room) if asked is None else asked
-        limit = self._limit_tokens(len(context), limit, name if asked else "messages")
-        return self._build_job(request, [context], [limit], request.likeliest)
-
-    def _limit_tokens(self, length: int, limit: int, name: str) -> int:
-        if length + limit > self.context_length:
-            raise InvalidRequestError(
-                f"this model's maximum context length is {self.context_length} tokens, but the "
-                f"prompt has {length} and the completion may have {limit}",
-                name,
-            )
-        return limit
-
-    def _build_job(
-        self,
-        request: SamplingRequest,
-        contexts: Sequence[tuple[int, ...]],
-        limits: Sequence[int],
-        likeliest: int | None,
-    ) -> SamplingJob:
+        name, asked = request.token_limit
+        limits = []
+        for context in contexts:
+            room = self.context_length - len(context)
+            limit = min(self.max_tokens, max(1, room)) if asked is None else asked
+            if limit > room:
+                raise InvalidRequestError(
+                    f"this model's maximum context length is {self.context_length} tokens, but "
+                    f"the prompt has {len(context)} and the completion may have {limit}",
+                    "messages" if asked is None else name,
+                )
+            limits.append(limit)
         base = secrets.randbits(63) if request.seed is None else request.seed
         numbers = iter(range(len(contexts) * request.choices))
         requests = tuple(
@@ -209,7 +187,8 @@ class ServedModel:
             )
             for context, limit in zip(contexts, limits, strict=True)
         )
-        return SamplingJob(requests, self._build_sampling(request, max(1, *limits)), likeliest)
+        sampling = self._build_sampling(request, max(1, *limits))
+        return SamplingJob(requests, sampling, request.likeliest)
 
     def _build_sampling(self, request: SamplingRequest, limit: int) -> TurnSpec:
         temperature = 1.0 if request.temperature is None else request.temperature

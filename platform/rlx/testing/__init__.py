@@ -1,9 +1,7 @@
 """Conformance checks for plugins, to run standalone or as part of a plugin's own tests.
 
-`check_reward`, `check_task`, `check_environment`, `check_mask`, `check_placement`,
-`check_estimator`, `check_schedule`, `check_sampler`, `check_launcher` and `check_tracker` raise
-AssertionError at the first promise that is broken. `reward_checks()` and its counterparts return
-the checks one by one, by name:
+`check_reward`, `check_task` and their counterparts raise AssertionError at the first promise that
+is broken. `reward_checks()` and its counterparts return the checks one by one, by name:
 
     @pytest.mark.parametrize("check", reward_checks(), ids=str)
     def test_keeps_every_promise(check):
@@ -74,16 +72,13 @@ _WITH_TORCH = {
 
 
 def list_plugin_checks(kind: Kind) -> tuple[PromiseCheck, ...]:
-    """Returns the checks for a kind of plugin, in the order in which to run them."""
+    """The checks for a kind of plugin, in the order in which to run them."""
     checks: tuple[PromiseCheck, ...] = getattr(import_module(__name__), f"{kind}_checks")()
     return checks
 
 
 def __getattr__(name: str) -> Any:
-    """Imports the names that need torch on first access, but never for type checkers.
-
-    Authors of rewards and tasks need no torch, and analysing its types takes minutes.
-    """
+    """Imports the names that need torch on first access: authors of rewards and tasks need none."""
     if name not in _WITH_TORCH:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f"{__name__}.{_WITH_TORCH[name]}"), name)

@@ -2,6 +2,7 @@
 
 import pickle
 from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from typing import Any
 from unittest import SkipTest
@@ -45,7 +46,7 @@ def check_environment(
 def environment_checks(
     problems: Sequence[Mapping[str, Any]] | None = None,
 ) -> tuple[PromiseCheck, ...]:
-    """Returns the checks for environments; see `check_environment`."""
+    """The checks for environments; see `check_environment`."""
 
     def call(run: Callable[[Subject, list[_EpisodeCase]], None], subject: Subject) -> None:
         run(subject, _build_episode_cases(subject, problems))
@@ -53,13 +54,8 @@ def environment_checks(
     return _promise.build_checks(call)
 
 
-# Episodes -----------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True)
 class _EpisodeCase:
-    """An environment and a rollout to try it with."""
-
     environment: Environment
     episode: Episode
 
@@ -79,13 +75,12 @@ class _EpisodeCase:
         )
 
     def play(self, *, watched: bool = False) -> list[Step]:
-        """Returns the steps of the episode, up to the first that is done."""
+        """The steps of the episode, up to the first that is done."""
         environment: Any = _WatchedEnvironment(self.environment) if watched else self.environment
         with open_environment_host(environment) as host:
             return self.play_on(host)
 
     def play_on(self, host: EnvironmentHost) -> list[Step]:
-        """Like `play`, in a worker that is there."""
         steps: list[Step] = []
         state = self.begin_on(host)
         player, taken = 0, [0, 0]
@@ -102,7 +97,6 @@ class _EpisodeCase:
         return steps
 
     def begin_on(self, host: EnvironmentHost) -> Any:
-        """Returns the first state."""
         (state,) = host.reset([(self.episode.problem, _SEED)])
         return self._require_answer(state, "its reset")
 
@@ -127,16 +121,14 @@ def _build_episode_cases(
     if isinstance(subject, Environment):
         cases = [replace(case, environment=subject) for case in cases]
     plugin = build_first_plugin(subject)
-    if problems is None:
-        problems = () if cases else ({},)
-    for number, problem in enumerate(problems):
+    for number, problem in enumerate(problems or (() if cases else ({},))):
         episode = Episode(name=f"problem {number}", problem=problem, turns=_ORDINARY, kinds=())
         cases.append(_EpisodeCase(plugin, episode))
     return cases
 
 
 class _WatchedEnvironment:
-    """Wraps an environment and detects changes to its inputs. As picklable as the environment."""
+    """Wraps an environment and detects changes to its inputs."""
 
     def __init__(self, environment: Environment) -> None:
         self.environment = environment
@@ -144,34 +136,20 @@ class _WatchedEnvironment:
         self.release = environment.release
 
     def reset(self, problem: Mapping[str, Any], seed: int) -> Any:
-        """Asserts that the environment leaves the problem as it is."""
-        before = _copy_by_pickle(problem)
+        before = deepcopy(problem)
         state = self.environment.reset(problem, seed)
         assert problem == before, "it changed the problem that it received"
         return state
 
     def step(self, state: Any, action: Action) -> Step:
-        """Asserts that the environment leaves the state as it is, and answers it alike twice."""
-        first, second = _copy_by_pickle(state), _copy_by_pickle(state)
+        first, second = (pickle.loads(pickle.dumps(state)) for _ in range(2))
         step = self.environment.step(state, action)
         comparable = first == second
         assert not comparable or state == first, "it changed the state that it received"
         again = self.environment.step(state, action)
-        assert _drop_state(step) == _drop_state(again), (
-            "it answers the same state differently the second time"
-        )
+        same = replace(step, state=None) == replace(again, state=None)
+        assert same, "it answers the same state differently the second time"
         return step
-
-
-def _copy_by_pickle(value: Any) -> Any:
-    return pickle.loads(pickle.dumps(value))
-
-
-def _drop_state(step: Step) -> Step:
-    return replace(step, state=None)
-
-
-# Checks -------------------------------------------------------------------------------------------
 
 
 @_promise(
@@ -215,8 +193,8 @@ def _check_environment_determinism(_: Subject, cases: list[_EpisodeCase]) -> Non
             third = [case.play_on(host) for case in group[::-1]][::-1]
         for name, others in (("the second time", second), ("in another process", third)):
             for case, steps, other in zip(group, first, others, strict=True):
-                same = [_drop_state(s) for s in steps] == [_drop_state(s) for s in other]
-                assert same, f"{case}: different steps {name}"
+                one, two = ([replace(s, state=None) for s in run] for run in (steps, other))
+                assert one == two, f"{case}: different steps {name}"
 
 
 @_promise(
@@ -260,9 +238,8 @@ def _check_hostile_actions(_subject: Subject, cases: list[_EpisodeCase]) -> None
             action = case.action(2, case.episode.turns[0])
             afterwards = host.step([(state, action) for state in going])
             for step in afterwards:
-                assert not isinstance(step, HostFault), (
-                    f"the turn after hostile text: {step.reason}"
-                )
+                why = step.reason if isinstance(step, HostFault) else ""
+                assert not why, f"the turn after hostile text: {why}"
             host.release([state, *(s.state for s in afterwards if isinstance(s, Step))])
 
 

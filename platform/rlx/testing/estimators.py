@@ -34,13 +34,10 @@ _of_estimators, _of_placements = Promises(), Promises()
 
 
 def example_inputs(seed: int = 0, *, dtype: torch.dtype = torch.float32) -> CreditInputs:
-    """Random inputs that follow every convention, with every stream that an estimator may need.
-
-    Returns:
-        Rows in random order: answers (level 0, turn 1) in groups of unequal sizes, confidences
-        (level 1, turns 2 and 3, some of them unrewarded) below some of the answers, and rows
-        without learning tokens.
-    """
+    """Random inputs that follow every convention, with every stream that an estimator may need:
+    rows in random order, answers (level 0, turn 1) in groups of unequal sizes, confidences (level
+    1, turns 2 and 3, some of them unrewarded) below some of the answers, and rows without learning
+    tokens."""
     rng = torch.Generator().manual_seed(seed)
     trees = torch.arange(len(_GROUP_SIZES)).repeat_interleave(torch.tensor(_GROUP_SIZES))
     has_confidences = torch.rand(len(trees), generator=rng) < 0.5
@@ -109,27 +106,19 @@ def _draw_stream(
 
 
 def _fill_token_rewards(inputs: CreditInputs) -> CreditInputs:
-    """The same inputs, with token rewards that match the named ones."""
     placed = place_rewards(inputs, placement=TurnProportional())
     return replace(inputs, token_rewards=placed.token_rewards)
 
 
-# Checks ------------------------------------------------------------------------------------------
-
-
 def check_estimator(estimator: Any) -> None:
-    """Raises AssertionError, naming the broken promise, unless `estimator` keeps them all.
-
-    Args:
-        estimator: an `Estimator` plugin, as class or instance; or a function that takes only
-            `CreditInputs` and returns `[B, T]` advantages; bind its options by
-            `functools.partial`.
-    """
+    """Raises AssertionError, naming the broken promise, unless an `Estimator` plugin, as class or
+    instance, keeps them all; or a function of `CreditInputs` alone that returns `[B, T]`
+    advantages."""
     run_checks(estimator_checks(), estimator)
 
 
 def estimator_checks() -> tuple[PromiseCheck, ...]:
-    """Returns the checks for estimators. One that needs other inputs than these is skipped."""
+    """The checks for estimators. One that needs other inputs than these is skipped."""
 
     def call(run: Callable[[Function, CreditInputs], None], subject: Any) -> None:
         if is_plugin(subject):
@@ -146,19 +135,13 @@ def estimator_checks() -> tuple[PromiseCheck, ...]:
 
 
 def check_placement(place: Any) -> None:
-    """Raises AssertionError, naming the broken promise, unless a placement keeps them all.
-
-    Args:
-        place: a `Placement` plugin, as class or instance; or a function that is called as
-            `place(inputs)` with `CreditInputs`, like `rlx.credit.place_rewards` with its options
-            bound, and returns them with the rewards placed.
-    """
+    """Raises AssertionError, naming the broken promise, unless a `Placement` plugin, as class or
+    instance, keeps them all; or a function that takes only `CreditInputs` and returns them with the
+    rewards placed."""
     run_checks(placement_checks(), place)
 
 
 def placement_checks() -> tuple[PromiseCheck, ...]:
-    """Returns the checks for placements."""
-
     def call(run: Callable[[Function, CreditInputs], None], subject: Any) -> None:
         place = subject
         if is_plugin(subject):
@@ -330,16 +313,13 @@ def _check_placement_linearity(place: Function, inputs: CreditInputs) -> None:
     _assert_same_values(2 * one, two, "is not linear in the rewards")
 
 
-# Changed inputs ----------------------------------------------------------------------------------
-
-
 def _get_input_tensors(inputs: CreditInputs) -> dict[str, Tensor]:
     own = {name: value for name, value in vars(inputs).items() if isinstance(value, Tensor)}
     return {**own, **inputs.streams}
 
 
 def select_input_rows(inputs: CreditInputs, which: Tensor) -> CreditInputs:
-    """Returns some rows, or all in another order."""
+    """Some rows, or all in another order."""
     chosen = {name: tensor[which] for name, tensor in _get_input_tensors(inputs).items()}
     streams = {name: chosen.pop(name) for name in inputs.streams}
     parts: dict[str, Any] = {**chosen, "streams": streams}
@@ -347,7 +327,7 @@ def select_input_rows(inputs: CreditInputs, which: Tensor) -> CreditInputs:
 
 
 def pad_inputs(inputs: CreditInputs) -> CreditInputs:
-    """Returns the same rows with two more tokens of padding on the right."""
+    """The same rows with two more tokens of padding on the right."""
     return replace(
         inputs,
         mask=_pad_tensor(inputs.mask, False),

@@ -1,8 +1,7 @@
-"""The checks that apply to every kind of plugin, and those of samplers, launchers and trackers.
+"""Checks of every kind of plugin, and those of samplers, launchers and trackers.
 
-Call a check with a plugin: either its class, which then gets its default options, or an instance.
-A broken promise raises AssertionError with the reason. A check that does not apply raises
-`unittest.SkipTest`, which test runners understand.
+A check takes a plugin's class, which then gets its default options, or an instance. A broken
+promise raises AssertionError with the reason; a check that does not apply, `unittest.SkipTest`.
 """
 
 import atexit
@@ -47,13 +46,8 @@ print("\\n" + json.dumps([sorted(set(sys.modules) - before), raised]))
 
 @dataclass(frozen=True, slots=True)
 class ImportReport:
-    """What importing a module did in a process that had imported only `rlx.plugin`.
-
-    Attributes:
-        modules: those that the import loaded.
-        raised: the exception, if it raised one.
-        died: how the process ended or exceeded its time limit, if it did.
-    """
+    """What importing a module did in a process that had imported only `rlx.plugin`: the modules
+    that it loaded, the exception that it raised, and how the process ended or exceeded its time."""
 
     modules: frozenset[str] = frozenset()
     raised: str | None = None
@@ -80,7 +74,6 @@ def first_import(module: str, name: str) -> ImportReport:
     return ImportReport(frozenset(modules), raised)
 
 
-# Workers -----------------------------------------------------------------------------------------
 _kept: dict[tuple[str, ...], RewardPool] = {}
 """The pool that is reused while `sys.path`, its key, is unchanged: workers are slow to start."""
 
@@ -105,8 +98,8 @@ def open_worker(*, fresh: bool = False) -> Iterator[RewardPool]:
 
 @atexit.register
 def _end_kept() -> None:
-    while _kept:
-        _kept.popitem()[1].close()
+    for path in list(_kept):
+        _kept.pop(path).close()
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,11 +116,7 @@ class _FunctionCall:
 
 
 def run_in_worker(function: Callable[..., Any], *arguments: Any, fresh: bool = False) -> Any:
-    """Returns the result of `function(*arguments)` in a worker.
-
-    Args:
-        function: must be picklable, and so must its arguments.
-        fresh: use a newly started worker.
+    """The result of a picklable `function(*arguments)` in a worker, `fresh` or kept.
 
     Raises:
         AssertionError: it raised, hung, or ended its process; the message says which.
@@ -143,25 +132,16 @@ def run_in_worker(function: Callable[..., Any], *arguments: Any, fresh: bool = F
 def open_environment_host(
     environment: Environment, *, fresh: bool = False
 ) -> Iterator[EnvironmentHost]:
-    """Hosts an environment as a run does, in a worker with the default deadline."""
     with open_worker(fresh=fresh) as pool:
         rollout = EnvironmentRolloutSpec(environment=EnvironmentUse(plugin="environment"))
         limits = rollout.resolve_limits(replayable=environment.replayable)
         yield host_environment(environment, pool, limits)
 
 
-# Promises ----------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True)
 class PromiseCheck:
-    """A named check; calling it with a plugin runs it.
-
-    Attributes:
-        name: the promise.
-        help: how to fix a plugin that breaks it.
-        run: raises AssertionError or SkipTest.
-    """
+    """A named check; `help` says how to fix a plugin that breaks it. Calling it with a plugin
+    raises AssertionError if the promise is broken, and unittest.SkipTest if it does not apply."""
 
     name: str
     help: str
@@ -171,12 +151,6 @@ class PromiseCheck:
         return self.name
 
     def __call__(self, subject: Any) -> None:
-        """Runs the check.
-
-        Raises:
-            AssertionError: the promise is broken; the message says how.
-            unittest.SkipTest: the check does not apply; the message says why.
-        """
         self.run(subject)
 
 
@@ -187,8 +161,6 @@ class Promises:
         self._own: list[tuple[str, str, Callable[..., None]]] = []
 
     def __call__(self, name: str, help: str) -> Callable[[Any], Any]:
-        """Adds a promise; see `PromiseCheck`."""
-
         def add(run: Callable[..., None]) -> Callable[..., None]:
             self._own.append((name, help, run))
             return run
@@ -196,11 +168,8 @@ class Promises:
         return add
 
     def build_checks(self, call: Callable[[Any, Any], None]) -> tuple[PromiseCheck, ...]:
-        """Returns the checks of every kind of plugin, then these.
-
-        Args:
-            call: runs a check's function with what it takes: `call(function, subject)`.
-        """
+        """The checks of every kind of plugin, then these, whose functions `call(function, subject)`
+        runs."""
         own = (PromiseCheck(name, help_, partial(call, run)) for name, help_, run in self._own)
         return (*_COMMON_CHECKS, *own)
 
@@ -217,13 +186,12 @@ def run_checks(checks: Iterable[PromiseCheck], subject: Any) -> None:
 
 
 def shorten_text(text: str) -> str:
-    """A text for a message, cut off after 60 characters."""
     return text if len(text) <= 60 else text[:59] + "…"
 
 
 def build_subject_plugin(subject: Subject, options: Mapping[str, Any] | None = None) -> Any:
-    """Returns an instance of a plugin class with these options, parsed as strictly as YAML; an
-    instance unchanged if there are none.
+    """An instance of a plugin class with these options, parsed as strictly as YAML; an instance
+    unchanged if there are none.
 
     Raises:
         AssertionError: options are invalid or missing, or the class lacks a method.
@@ -253,7 +221,7 @@ def build_subject_plugin(subject: Subject, options: Mapping[str, Any] | None = N
 
 
 def build_first_plugin(subject: Subject) -> Any:
-    """Returns the instance itself, or the class with the options of its first example."""
+    """The instance itself, or the class with the options of its first example."""
     examples = getattr(subject, "examples", ())
     return build_subject_plugin(
         subject, examples[0].options if examples and isinstance(subject, type) else None
@@ -261,11 +229,7 @@ def build_first_plugin(subject: Subject) -> Any:
 
 
 def bind_subject(subject: Any) -> Callable[..., Any]:
-    """Returns the implementation that a plugin names, with its options bound; a function unchanged.
-
-    Raises:
-        AssertionError: it cannot be built or imported.
-    """
+    """The implementation that a plugin names, with its options bound; a function unchanged."""
     if not is_plugin(subject):
         function: Callable[..., Any] = subject
         return function
@@ -276,7 +240,6 @@ def bind_subject(subject: Any) -> Callable[..., Any]:
 
 
 def is_plugin(subject: Any) -> bool:
-    """Whether it is a plugin, as class or instance, and not a function."""
     return issubclass(subject if isinstance(subject, type) else type(subject), Plugin)
 
 
@@ -289,9 +252,6 @@ def _get_plugin_class(subject: Subject) -> type[Plugin]:
 def required_options(cls: type[Plugin]) -> list[str]:
     """Options without a default, by their YAML names."""
     return [f.alias or name for name, f in cls.model_fields.items() if f.is_required()]
-
-
-# Checks ------------------------------------------------------------------------------------------
 
 
 def _check_import(subject: Subject) -> None:
@@ -363,7 +323,6 @@ def check_settings(plugin: Any) -> None:
 
 
 def settings_checks() -> tuple[PromiseCheck, ...]:
-    """Returns the checks for the settings of sampling engines, launchers and trackers."""
     return _SETTINGS_CHECKS
 
 

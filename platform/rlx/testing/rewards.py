@@ -53,16 +53,13 @@ def check_reward(reward: Subject, samples: Sequence[Sample] | None = None) -> No
 
 
 def reward_checks(samples: Sequence[Sample] | None = None) -> tuple[PromiseCheck, ...]:
-    """Returns the checks for rewards; see `check_reward`."""
+    """The checks for rewards; see `check_reward`."""
     own = None if samples is None else tuple(samples)
 
     def call(run: Callable[[Subject, list[_RewardCase]], None], subject: Subject) -> None:
         run(subject, _build_reward_cases(subject, own))
 
     return _promise.build_checks(call)
-
-
-# Cases --------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +94,7 @@ def _build_reward_cases(
     pairs: list[tuple[Any, tuple[Sample, ...]]] = [
         (
             subject if isinstance(subject, Plugin) else build_subject_plugin(subject, e.options),
-            _build_sample_tuple(e.sample),
+            (e.sample,) if isinstance(e.sample, Sample) else e.sample,
         )
         for e in examples
     ]
@@ -121,10 +118,6 @@ def _list_examples(subject: Subject) -> tuple[Example, ...]:
     return tuple(getattr(subject, "examples", ()))
 
 
-def _build_sample_tuple(sample: Sample | tuple[Sample, ...]) -> tuple[Sample, ...]:
-    return (sample,) if isinstance(sample, Sample) else sample
-
-
 def _run_cases(cases: Sequence[_RewardCase], *, fresh: bool = False) -> list[JobOutcome]:
     with open_worker(fresh=fresh) as pool:
         return pool.score([RewardJob(c.reward, c.samples, DEADLINE) for c in cases])
@@ -138,9 +131,6 @@ def _get_verdicts(
     for name, outcome in zip(names or map(str, cases), outcomes, strict=False):
         assert outcome.fault is None, f"{name}: {outcome.fault}"
     return [outcome.verdicts for outcome in outcomes]
-
-
-# Checks -------------------------------------------------------------------------------------------
 
 
 @_promise(
@@ -162,7 +152,10 @@ def _check_reward_examples(subject: Subject, _: list[_RewardCase]) -> None:
     names = [e.name for e in examples]
     assert len(set(names)) == len(names), f"two examples have one name: {sorted(names)}"
     cases = [
-        _RewardCase(build_subject_plugin(subject, e.options), _build_sample_tuple(e.sample))
+        _RewardCase(
+            build_subject_plugin(subject, e.options),
+            (e.sample,) if isinstance(e.sample, Sample) else e.sample,
+        )
         for e in examples
     ]
     found = _get_verdicts(cases, [f"'{name}'" for name in names])

@@ -1,7 +1,4 @@
-"""Checks for schedules, with a session that draws random text in place of a model.
-
-Plugin authors: call `check_schedule` with the plugin, or use `schedule_checks`.
-"""
+"""Checks for schedules, with a session that draws random text in place of a model."""
 
 import random
 from collections import Counter
@@ -37,8 +34,6 @@ def check_schedule(plugin: Any) -> None:
 
 
 def schedule_checks() -> tuple[PromiseCheck, ...]:
-    """Returns the checks for schedules."""
-
     def call(run: Callable[[RolloutPlan], None], subject: Any) -> None:
         plan = build_rollout_plan(build_subject_plugin(subject))
         if plan.talk is not None:

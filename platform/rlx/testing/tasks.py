@@ -1,4 +1,4 @@
-"""Checks for tasks. Plugin authors: call `check_task`, or parametrise by `task_checks`."""
+"""Checks for tasks."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -30,20 +30,13 @@ _promise = Promises()
 
 
 def check_task(task: Subject) -> None:
-    """Raises AssertionError, naming the broken promise, unless a task keeps them all.
-
-    Args:
-        task: a class, checked with its default options, or an instance.
-    """
+    """Raises AssertionError, naming the broken promise, unless a task keeps them all: a class,
+    checked with its default options, or an instance."""
     run_checks(task_checks(), task)
 
 
 def task_checks() -> tuple[PromiseCheck, ...]:
-    """Returns the checks for tasks."""
     return _promise.build_checks(lambda run, subject: run(build_subject_plugin(subject)))
-
-
-# In another process ------------------------------------------------------------------------------
 
 
 def _list_problems(task: Any, places: Sequence[_Place]) -> list[dict[str, Any]]:
@@ -75,12 +68,12 @@ def _list_demonstrations(task: Any, places: Sequence[_Place]) -> list[tuple[str,
 def _list_lessons(task: Any, places: Sequence[_Place]) -> list[tuple[dict[str, Any], str]]:
     """The lessons at these places, ignoring the split, with their first turns."""
     opened = []
-    for place in places:
-        lesson = task.lesson(place[1], place[2])
-        turn = task.act(lesson, (), (), place[2])
+    for _, index, seed in places:
+        lesson = task.lesson(index, seed)
+        turn = task.act(lesson, (), (), seed)
         if not isinstance(turn, str) or not turn:
-            raise TypeError(f"lesson {place[1]} of seed {place[2]} opens with {turn!r}, not text")
-        opened.append((_convert_problem(lesson, place), turn))
+            raise TypeError(f"lesson {index} of seed {seed} opens with {turn!r}, not text")
+        opened.append((_convert_problem(lesson, ("train", index, seed)), turn))
     return opened
 
 
@@ -101,9 +94,6 @@ def _compare_two_runs(
             f"{_describe_problem(place)} is {one!r} the first time and {other!r} the second"
         )
     return first
-
-
-# Checks ------------------------------------------------------------------------------------------
 
 
 @_promise(

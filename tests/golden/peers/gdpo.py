@@ -27,12 +27,8 @@ def main() -> None:
         groups = [g for g in range(prompts) for _ in range(size)]
         records.add(
             "estimators.gdpo",
-            {
-                "named_rewards": rewards.tolist(),
-                "reward_weights": weights.tolist(),
-                "group_ids": groups,
-            },
-            {"advantages": advantages[:, None].tolist()},
+            {"named_rewards": rewards, "reward_weights": weights, "group_ids": groups},
+            {"advantages": advantages[:, None]},
             {"eps": EPS},
         )
     records.write()

@@ -24,14 +24,9 @@ def main() -> None:
     records.write()
 
 
-def draw_rows(records: Records, rows: int, width: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Scores, and masks of responses without gaps."""
-    return records.draw_scores(rows), records.draw_mask(rows, width)
-
-
 def add_outcome_estimators(records: Records, number: int) -> None:
     """Estimators of one score per row."""
-    scores, mask = draw_rows(records, 8, 4)
+    scores, mask = records.draw_scores(8), records.draw_mask(8, 4)
     groups = np.array(["a", "a", "a", "b", "b", "b", "b", "c" if number else "b"])
     rewards = mask * 0
     rewards[:, 0] = scores
@@ -53,20 +48,20 @@ def add_outcome_estimators(records: Records, number: int) -> None:
     last = rewards * 0
     last[torch.arange(8), mask.sum(dim=1).long() - 1] = scores
     remax, _ = peer.compute_remax_outcome_advantage(last, baselines, mask)
-    given_baselines = {**given, "greedy_scores": baselines.tolist()}
+    given_baselines = {**given, "greedy_scores": baselines}
     records.add("estimators.remax", given_baselines, {"advantages": hide(remax, mask)})
     pairs = np.array(list("aaaabbbb"))
     best, _ = peer.compute_grpo_passk_outcome_advantage(rewards, mask, pairs)
-    given_pairs = {**given, "group_ids": pairs.tolist()}
+    given_pairs = {**given, "group_ids": pairs}
     records.add("estimators.pass_at_k", given_pairs, {"advantages": hide(best, mask)})
 
 
 def add_token_estimators(records: Records) -> None:
     """Estimators of token rewards; GAE also with tokens of an environment."""
-    _, mask = draw_rows(records, 4, 5)
+    _, mask = records.draw_scores(4), records.draw_mask(4, 5)
     values, gamma, lam = records.random_tensor(4, 5), 0.9, 0.8
     rewards = records.random_tensor(4, 5) * mask
-    given = {"token_rewards": rewards.tolist(), "mask": mask.tolist()}
+    given = {"token_rewards": rewards, "mask": mask}
     plus, _ = peer.compute_reinforce_plus_plus_outcome_advantage(rewards, mask, gamma)
     records.add(
         "estimators.reinforce_plus_plus",
@@ -79,7 +74,7 @@ def add_token_estimators(records: Records) -> None:
     advantages, returns = peer.compute_gae_advantage_return(rewards, values, gaps, gamma, lam)
     records.add(
         "estimators.gae",
-        {"token_rewards": rewards.tolist(), "values": values.tolist(), "mask": gaps.tolist()},
+        {"token_rewards": rewards, "values": values, "mask": gaps},
         {"advantages": hide(advantages, gaps), "returns": hide(returns, gaps)},
         {"gamma": gamma, "lam": lam, "environment": "literal", "whiten": True},
     )
@@ -103,8 +98,8 @@ def add_turn_estimators(records: Records) -> None:
         "turn_rewards": [[s["turn_rewards"].get(k) for k in (1, 2, 3)] for s in structured],
         "global_rewards": [s["global_rewards"]["exact_match"] for s in structured],
         "turn_ids": turns,
-        "mask": (ids > 0).int().tolist(),
-        "group_ids": groups.tolist(),
+        "mask": (ids > 0).int(),
+        "group_ids": groups,
     }
     for name, compute in {
         "multiturn_grpo": peer.compute_grpo_multiturn_advantage,
@@ -117,9 +112,9 @@ def add_turn_estimators(records: Records) -> None:
 
 def add_losses(records: Records) -> None:
     """Token losses, one at a time, and their aggregation."""
-    _, mask = draw_rows(records, 3, 4)
+    _, mask = records.draw_scores(3), records.draw_mask(3, 4)
     losses, kinds = records.random_tensor(3, 4), [0, 0, 0]
-    given = {"losses": losses.tolist(), "mask": mask.tolist(), "kinds": kinds}
+    given = {"losses": losses, "mask": mask, "kinds": kinds}
     for theirs, ours, lengths in (
         ("token-mean", "token_mean", None),
         ("seq-mean-token-mean", "sequence_mean", None),
@@ -140,31 +135,19 @@ def add_losses(records: Records) -> None:
     ]
     records.add(
         "loss.clipped_surrogate",
-        {"log_ratio": ratios.tolist(), "advantages": advantages.tolist()},
+        {"log_ratio": ratios, "advantages": advantages},
         {"value": each},
         {"clip": [0.2, 0.28], "dual_clip": 3.0},
     )
     old, new, returns = (records.random_tensor(12) for _ in range(3))
-    each = [
-        peer.compute_value_loss(n.view(1, 1), r.view(1, 1), o.view(1, 1), one, 0.2)[0].item()
-        for n, r, o in zip(new, returns, old, strict=True)
-    ]
-    records.add(
-        "loss.value_loss",
-        {"values": new.tolist(), "old_values": old.tolist(), "returns": returns.tolist()},
-        {"value": each},
-        {"clip": 0.2},
-        differs="rlx takes half of the squared error",
-    )
+    why = "rlx takes half of the squared error"
+    records.add_value_losses(peer.compute_value_loss, old, new, returns, why)
 
 
 def add_kl(records: Records) -> None:
     """KL estimates, and the controller of the coefficient."""
     logprobs, reference = records.random_tensor(6) * 4, records.random_tensor(6) * 4
-    given = {"logprobs": logprobs.tolist(), "reference": reference.tolist()}
-    for kind in ("k1", "abs", "k2", "k3"):
-        terms = peer.kl_penalty(logprobs, reference, kind)
-        records.add("kl.kl_terms", given, {"value": terms.tolist()}, {"kind": kind})
+    records.add_kl(peer.kl_penalty, logprobs, reference)
     controller = peer.AdaptiveKLController(0.2, 0.1, 10_000)
     for current in (0.02, 0.2, 0.105, 0.0):
         before = controller.value

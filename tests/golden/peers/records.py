@@ -67,6 +67,11 @@ def _sets(branch: ast.If, name: str) -> bool:
     return any(isinstance(t, ast.Name) and t.id == name for t in targets)
 
 
+def list_values(named: Mapping[str, Any]) -> dict[str, Any]:
+    """Tensors and arrays as lists."""
+    return {n: v.tolist() if hasattr(v, "tolist") else v for n, v in named.items()}
+
+
 class Records:
     """Collects records and writes them as JSON, with tolerances for peers that compute in
     float32."""
@@ -85,14 +90,32 @@ class Records:
         outputs: dict[str, Any],
         options: dict[str, Any] | None = None,
         *,
-        title: str = "",
         differs: str = "",
     ) -> None:
         """Adds a record. `differs` says why rlx gives something else on purpose."""
         into = self._differences if differs else self._examples
         record = {"id": f"{'difference ' if differs else ''}{len(into) + 1}", "function": function}
-        record |= {"title": title or differs, "inputs": inputs, "options": options or {}}
-        into.append({**record, "outputs": outputs})
+        record |= {"title": differs, "inputs": list_values(inputs), "options": options or {}}
+        into.append({**record, "outputs": list_values(outputs)})
+
+    def add_kl(self, estimate: Callable[..., Any], logprobs: Any, reference: Any) -> None:
+        """Adds KL estimates of every kind."""
+        given = {"logprobs": logprobs, "reference": reference}
+        for kind in ("k1", "abs", "k2", "k3"):
+            terms = estimate(logprobs, reference, kind)
+            self.add("kl.kl_terms", given, {"value": terms}, {"kind": kind})
+
+    def add_value_losses(
+        self, compute: Callable[..., Any], old: Any, new: Any, returns: Any, differs: str = ""
+    ) -> None:
+        """Adds the losses of single values."""
+        one = torch.ones(1, 1)
+        each = [
+            compute(n.view(1, 1), r.view(1, 1), o.view(1, 1), one, 0.2)[0].item()
+            for n, r, o in zip(new, returns, old, strict=True)
+        ]
+        given = {"values": new, "old_values": old, "returns": returns}
+        self.add("loss.value_loss", given, {"value": each}, {"clip": 0.2}, differs=differs)
 
     def note(self, name: str, entry: Any) -> None:
         """Adds an entry to another list of the file."""
@@ -135,11 +158,7 @@ class Records:
     @staticmethod
     def give_scores(scores: Any, mask: Any, groups: Any) -> dict[str, Any]:
         """Inputs of an estimator of one score per row."""
-        return {
-            "global_rewards": scores.tolist(),
-            "mask": mask.tolist(),
-            "group_ids": list(groups),
-        }
+        return {"global_rewards": scores, "mask": mask, "group_ids": groups}
 
     def write(self) -> None:
         """Writes the file that the command line names, one record per line."""

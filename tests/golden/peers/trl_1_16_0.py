@@ -65,13 +65,13 @@ def add_advantages(records: Records) -> None:
             "nanstd": nanstd,
         }
         advantages = run_branch(source, "multi_objective_aggregation", names)["advantages"]
-        outputs = {"advantages": advantages[:, None].tolist()}
+        outputs = {"advantages": advantages[:, None]}
         if how == "normalize_then_sum":
             named = [[None if v != v else v for v in row] for row in rewards.tolist()]
-            given = {"named_rewards": named, "reward_weights": weights.tolist()}
+            given = {"named_rewards": named, "reward_weights": weights}
             records.add("estimators.gdpo", {**given, "group_ids": groups}, outputs, {"eps": 1e-4})
         else:
-            totals = (rewards * weights).nansum(dim=1).tolist()
+            totals = (rewards * weights).nansum(dim=1)
             ours = {"group": "std", "batch": "batch_std", "none": "center"}[scale]
             given = {"global_rewards": totals, "group_ids": groups}
             options = {"normalize": ours, "eps": 1e-4}
@@ -170,8 +170,7 @@ def add_losses(records: Records) -> None:
         drawn = records.draw_policy(ROWS, WIDTH, per_row=True)
         compute = partial(compute_loss, cls, drawn=drawn, reference=drawn["logprobs"], **settings)
         outputs = take_gradient(compute, drawn)
-        given = {name: tensor.tolist() for name, tensor in drawn.items()}
-        given["lengths"] = [LIMIT] * ROWS
+        given = {**drawn, "lengths": [LIMIT] * ROWS}
         records.add("losses.policy", given, outputs, options)
 
 
@@ -191,7 +190,7 @@ def add_kl(records: Records) -> None:
                 beta=1.0,
                 use_bias_correction_kl=corrects,
             )
-            given = {"logprobs": drawn["logprobs"][0].tolist(), "reference": reference[0].tolist()}
+            given = {"logprobs": drawn["logprobs"][0], "reference": reference[0]}
             outputs, options = {"value": [value.item()]}, {"kind": "k3"}
             records.add("kl.kl_terms", given, outputs, options, differs=differs)
 
@@ -214,8 +213,7 @@ def add_empty_rows(records: Records) -> None:
             loss_type=loss_type,
         )
         outputs = take_gradient(compute, drawn)
-        given = {name: tensor.tolist() for name, tensor in drawn.items()}
-        given |= {"lengths": [LIMIT] * ROWS, "counted": [True] * ROWS}
+        given = {**drawn, "lengths": [LIMIT] * ROWS, "counted": [True] * ROWS}
         plain = {"clip": [0.2, 0.28], "dual_clip": None}
         records.add("losses.policy", given, outputs, {**plain, **options})
 
@@ -234,9 +232,8 @@ def add_teacher(records: Records) -> None:
         return value.item(), torch.autograd.grad(value, logits)[0].tolist()
 
     def add(given: dict, kind: str, differs: str = "", **outputs: object) -> None:
-        inputs = {name: tensor.tolist() for name, tensor in given.items()}
         options = {"coefficient": 1.0, "kl_penalty": kind}
-        records.add("losses.teacher", inputs, outputs, options, differs=differs)
+        records.add("losses.teacher", given, outputs, options, differs=differs)
 
     labels = torch.zeros(1, tokens)
     value, gradient = take(

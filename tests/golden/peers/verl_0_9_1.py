@@ -1,6 +1,7 @@
 """Functions of verl 0.9.1 on random ragged rows: `python verl_0_9_1.py SOURCES FILE [SEED]`."""
 
 import sys
+from functools import partial
 
 sys.path.insert(0, sys.argv[1])
 
@@ -65,11 +66,7 @@ def add_outcome_estimators(records: Records) -> None:
         advantages, _ = peer.compute_remax_outcome_advantage(placed, greedy, mask)
         records.add(
             "estimators.remax",
-            {
-                "token_rewards": placed.tolist(),
-                "mask": mask.tolist(),
-                "greedy_scores": greedy.tolist(),
-            },
+            {"token_rewards": placed, "mask": mask, "greedy_scores": greedy},
             {"advantages": hide(advantages, mask)},
             {"returns": "to_go"},
         )
@@ -91,10 +88,10 @@ def add_named_rewards(records: Records) -> None:
     records.add(
         "estimators.gdpo",
         {
-            "named_rewards": torch.stack(list(named.values()), dim=1).float().tolist(),
+            "named_rewards": torch.stack(list(named.values()), dim=1).float(),
             "reward_weights": weights,
-            "mask": mask.tolist(),
-            "group_ids": GROUPS.tolist(),
+            "mask": mask,
+            "group_ids": GROUPS,
         },
         {"advantages": hide(advantages, mask)},
         {"singleton": "raw", "renormalize": "tokens"},
@@ -110,11 +107,11 @@ def add_token_estimators(records: Records) -> None:
     """Estimators of token rewards, with tokens of an environment between turns."""
     mask, values = records.draw_mask(ROWS, WIDTH, gaps=True), records.random_tensor(ROWS, WIDTH)
     rewards, gamma, lam = mask * records.random_tensor(ROWS, WIDTH), 0.9, 0.8
-    given = {"token_rewards": rewards.tolist(), "mask": mask.tolist()}
+    given = {"token_rewards": rewards, "mask": mask}
     advantages, returns = peer.compute_gae_advantage_return(rewards, values, mask, gamma, lam)
     records.add(
         "estimators.gae",
-        {**given, "values": values.tolist()},
+        {**given, "values": values},
         {"advantages": hide(advantages, mask), "returns": hide(returns, mask)},
         {"gamma": gamma, "lam": lam, "whiten": True},
     )
@@ -122,18 +119,18 @@ def add_token_estimators(records: Records) -> None:
     chosen = records.random_tensor(ROWS, WIDTH).abs() * 0.9 + 0.05
     collisions = chosen.square() + (1 - chosen).square() * records.random_tensor(ROWS, WIDTH).abs()
     groups = np.array(list("aaabbcd"))
-    given |= {"old_logprobs": chosen.log().tolist(), "collision_probs": collisions.tolist()}
+    given |= {"old_logprobs": chosen.log(), "collision_probs": collisions}
     for gapless in (False, True):
         if gapless:
             mask = records.draw_mask(ROWS, WIDTH)
-            given |= {"mask": mask.tolist(), "token_rewards": (rewards * mask).tolist()}
+            given |= {"mask": mask, "token_rewards": rewards * mask}
             compute = peer.compute_optimal_token_baseline_advantage
         else:
             compute = peer.compute_multi_turn_optimal_token_baseline_advantage
         advantages, _ = compute(rewards, mask, groups, chosen.log(), collisions)
         records.add(
             "estimators.optimal_token_baseline",
-            {**given, "group_ids": groups.tolist()},
+            {**given, "group_ids": groups},
             {"advantages": hide(advantages, mask)},
             {"singleton": "raw"},
         )
@@ -183,16 +180,9 @@ def add_losses(records: Records) -> None:
     add_policy(records, gpg, off_policy, configure(), options, differs=why)
     unweighted = {**options, "surrogate": "cispo", "clip": [1e-9, 1e-9]}
     add_policy(records, gpg, off_policy, configure(), unweighted)
-    one, old = torch.ones(1, 12), records.random_tensor(12)
-    new, returns = records.random_tensor(12), records.random_tensor(12)
-    each = [
-        peer.compute_value_loss(
-            n.view(1, 1), r.view(1, 1), o.view(1, 1), one[:, :1], 0.2, "token-mean"
-        )[0].item()
-        for n, r, o in zip(new, returns, old, strict=True)
-    ]
-    given = {"values": new.tolist(), "old_values": old.tolist(), "returns": returns.tolist()}
-    records.add("loss.value_loss", given, {"value": each}, {"clip": 0.2})
+    old, new, returns = (records.random_tensor(12) for _ in range(3))
+    compute = partial(peer.compute_value_loss, loss_agg_mode="token-mean")
+    records.add_value_losses(compute, old, new, returns)
 
 
 def add_sequence_losses(records: Records) -> None:
@@ -246,21 +236,17 @@ def add_policy(
     outputs = take_gradient(compute, drawn)
     if not value:
         del outputs["value"]
-    given = {name: tensor.tolist() for name, tensor in drawn.items()}
-    records.add("losses.policy", given, outputs, options, differs=differs)
+    records.add("losses.policy", drawn, outputs, options, differs=differs)
 
 
 def add_kl(records: Records) -> None:
     """KL estimates; k3 of small ones, since its clamps differ."""
     logprobs, reference = records.random_tensor(8), records.random_tensor(8)
-    given = {"logprobs": logprobs.tolist(), "reference": reference.tolist()}
-    for kind in ("k1", "abs", "k2", "k3"):
-        terms = peer.kl_penalty_forward(logprobs, reference, kind)
-        records.add("kl.kl_terms", given, {"value": terms.tolist()}, {"kind": kind})
+    records.add_kl(peer.kl_penalty_forward, logprobs, reference)
     far = {"logprobs": [0.0, 0.0], "reference": [8.0, -8.0]}
     terms = peer.kl_penalty_forward(torch.zeros(2), torch.tensor([8.0, -8.0]), "k3")
     why = "k3 clamps x to ±5 in rlx; verl clamps x to ±20 and k3 to ±10"
-    records.add("kl.kl_terms", far, {"value": terms.tolist()}, {"kind": "k3"}, differs=why)
+    records.add("kl.kl_terms", far, {"value": terms}, {"kind": "k3"}, differs=why)
 
 
 if __name__ == "__main__":

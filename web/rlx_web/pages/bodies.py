@@ -14,47 +14,34 @@ from rlx_registry import (
     get_model_text,
     list_path_segments,
     read_trees,
-    search_body_trees,
 )
 
+A = TypeVar("A")
 T = TypeVar("T")
 Trees = Mapping[int, TreeRecord]
 """Records of a rollout file by tree."""
 
 
-def load_tree_records(
-    registry: Registry, record: RunRecord, step: int, trees: Collection[int]
-) -> tuple[Trees, str | None]:
-    """The records of some trees; or none, and the reason, if the file cannot be read."""
-    found, why = _read_rollout_body(
-        registry, record, step, lambda path, sha256: read_trees(path, sha256, trees)
-    )
-    return {tree["tree"]: tree for tree in found or ()}, why
-
-
-def find_trees_with_text(
-    registry: Registry, record: RunRecord, step: int, text: str
-) -> tuple[set[int], str | None]:
-    """The trees of a step that contain a text; or none, and the reason, as `load_tree_records`."""
-    found, why = _read_rollout_body(
-        registry, record, step, lambda path, sha256: search_body_trees(path, sha256, text)
-    )
-    return found or set(), why
-
-
-def _read_rollout_body(
-    registry: Registry,
-    record: RunRecord,
-    step: int,
-    read: Callable[[Path, str], T],
+def read_step_body(
+    registry: Registry, record: RunRecord, step: int, read: Callable[[Path, str, A], T], argument: A
 ) -> tuple[T | None, str | None]:
+    """What `read` finds in a step's rollout file; or None, and the reason, if that cannot be
+    read."""
     body = registry.results.rollout_body(record.id, step)
     if record.directory is None:
         return None, f"{record.id} has no folder"
     try:
-        return read(Path(record.directory) / body.path, body.sha256), None
+        return read(Path(record.directory) / body.path, body.sha256, argument), None
     except BodyError as error:
         return None, str(error)
+
+
+def load_tree_records(
+    registry: Registry, record: RunRecord, step: int, trees: Collection[int]
+) -> tuple[Trees, str | None]:
+    """The records of some trees; or none, and the reason."""
+    found, why = read_step_body(registry, record, step, read_trees, trees)
+    return {tree["tree"]: tree for tree in found or ()}, why
 
 
 def find_player(record: RunRecord, tree: TreeRecord) -> int | None:
@@ -68,11 +55,9 @@ def find_player(record: RunRecord, tree: TreeRecord) -> int | None:
 
 
 def list_messages_between(tree: TreeRecord, parent: int, segment: int) -> list[dict[str, Any]]:
-    """The messages after `parent` up to `segment`: turns, observations and follow-up prompts.
-
-    What the model read is shown as it read it, with what the chat template adds. A turn that
-    continues the message of the one before has no prompt of its own.
-    """
+    """The messages after `parent` up to `segment`: turns, observations and follow-up prompts, as
+    the model read them, with what the chat template adds. A turn that continues the message of the
+    one before has no prompt of its own."""
     path = list_path_segments(tree, segment)
     after = path.index(parent) + 1 if parent in path else 1
     return [

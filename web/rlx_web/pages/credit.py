@@ -21,6 +21,7 @@ from rlx_registry import (
 from rlx_web.pages.bodies import (
     build_reward_cells,
     find_player,
+    list_messages_between,
     load_tree_records,
 )
 from rlx_web.pages.runs import build_run_summary
@@ -42,18 +43,16 @@ CONTEXT = 40
 def build_credit_page(
     registry: Registry, ref: str, step: int, row: int, tokens: tuple[int, int] | None
 ) -> dict[str, Any]:
-    """The data of one row of a step, token by token.
-
-    Args:
-        tokens: half-open range of positions in the row's whole sequence; by default it begins
-            shortly before the row's own tokens.
-
-    Raises:
-        NotFoundError: there is no such row, or its rollout file cannot be read.
-    """
+    """The data of one row of a step, token by token: of a half-open range of positions in the row's
+    whole sequence, which by default begins shortly before the row's own tokens."""
     record = registry.run(ref)
-    tree = _find_row_tree(registry, record, step, row)
-    index = {i.row: i for i in registry.results.rollout_index(record.id, step, [tree])}
+    if step not in registry.results.rollout_steps(record.id):
+        raise NotFoundError(f"{record.id} has no rollouts of step {step}")
+    found = registry.results.rollout_index(record.id, step)
+    tree = next((one.tree for one in found if one.row == row), None)
+    if tree is None:
+        raise NotFoundError(f"step {step} of {record.id} has no row {row}")
+    index = {one.row: one for one in found if one.tree == tree}
     own = index[row]
     bodies, missing = load_tree_records(registry, record, step, [tree])
     body = bodies.get(tree)
@@ -63,7 +62,12 @@ def build_credit_page(
             missing or f"the body of step {step} of {record.id} does not have row {row}"
         )
     lines = _build_token_lines(body, kept)
-    start, stop = _compute_token_window(lines, kept["start"], tokens)
+    if tokens is None:
+        start = max(0, kept["start"] - CONTEXT)
+        stop = min(len(lines), start + WINDOW)
+    else:
+        start = max(0, min(tokens[0], len(lines)))
+        stop = max(start, min(tokens[1], len(lines), start + WINDOW))
     rows = sorted(index)
     at = rows.index(row)
     statistics = registry.results.rollout_body(record.id, step).statistics
@@ -81,26 +85,25 @@ def build_credit_page(
         "previous": rows[at - 1] if at else None,
         "next": rows[at + 1] if at + 1 < len(rows) else None,
         "group": _build_comparison_group(own, [i for i in index.values() if i.group == own.group]),
-        "turns": _list_row_turns(body, kept),
+        "turns": [
+            {key: said[key] for key in ("turn", "kind", "tokens", "finish_reason", "rewards")}
+            for said in list_messages_between(body, kept["parent"], kept["segment"])
+            if said["author"] == "policy"
+        ],
         "global_rewards": build_reward_cells(body["segments"][kept["segment"]]["global_rewards"]),
         "scores": kept["scores"],
         "recipe": rules,
         "phase": phase,
         "beta": statistics.get("beta") if credit.get("use_kl_in_reward") else None,
-        "channels": _list_color_channels(lines),
+        "channels": [  # each with its largest finite absolute value
+            {"name": name, "title": title, "largest": max(filter(isfinite, values), default=0.0)}
+            for title, name in CHANNELS.items()
+            if (values := [abs(line[name]) for line in lines if line.get(name) is not None])
+        ],
         "tokens": {"start": start, "stop": stop, "total": len(lines), "own": kept["start"]},
         "lines": lines[start:stop],
         "textless": "pieces" not in body,
     }
-
-
-def _find_row_tree(registry: Registry, record: RunRecord, step: int, row: int) -> int:
-    if step not in registry.results.rollout_steps(record.id):
-        raise NotFoundError(f"{record.id} has no rollouts of step {step}")
-    for one in registry.results.rollout_index(record.id, step):
-        if one.row == row:
-            return one.tree
-    raise NotFoundError(f"step {step} of {record.id} has no row {row}")
 
 
 def _build_token_lines(body: TreeRecord, kept: RowRecord) -> list[dict[str, Any]]:
@@ -136,27 +139,6 @@ def _build_token_lines(body: TreeRecord, kept: RowRecord) -> list[dict[str, Any]
     return lines
 
 
-def _compute_token_window(
-    lines: Sequence[Any], own: int, tokens: tuple[int, int] | None
-) -> tuple[int, int]:
-    if tokens is None:
-        start = max(0, own - CONTEXT)
-        return start, min(len(lines), start + WINDOW)
-    start = max(0, min(tokens[0], len(lines)))
-    return start, max(start, min(tokens[1], len(lines), start + WINDOW))
-
-
-def _list_color_channels(lines: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The channels that this row has, each with its largest finite absolute value."""
-    found = []
-    for title, name in CHANNELS.items():
-        values = [abs(line[name]) for line in lines if line.get(name) is not None]
-        if values:
-            largest = max(filter(isfinite, values), default=0.0)
-            found.append({"name": name, "title": title, "largest": largest})
-    return found
-
-
 def _build_comparison_group(own: RolloutIndex, mates: Sequence[RolloutIndex]) -> dict[str, Any]:
     """The rows it was compared with, including itself, and the group's mean and deviation."""
     rewards = [mate.reward for mate in mates if mate.reward is not None]
@@ -173,23 +155,6 @@ def _build_comparison_group(own: RolloutIndex, mates: Sequence[RolloutIndex]) ->
         "above": own.reward - mean if known else None,  # type: ignore[operator]
         "alike": len(set(rewards)) <= 1,
     }
-
-
-def _list_row_turns(body: TreeRecord, kept: RowRecord) -> list[dict[str, Any]]:
-    """The row's own turns, each with its rewards."""
-    path = list_path_segments(body, kept["segment"])
-    after = path.index(kept["parent"]) + 1 if kept["parent"] in path else 0
-    return [
-        {
-            "turn": segment["turn"],
-            "kind": segment["kind"],
-            "tokens": len(segment["token_ids"]),
-            "finish_reason": segment["finish_reason"],
-            "rewards": build_reward_cells(segment["rewards"]),
-        }
-        for s in path[after:]
-        if (segment := body["segments"][s])["author"] == "policy"
-    ]
 
 
 def _collect_step_rules(record: RunRecord, phase: object) -> dict[str, Any]:

@@ -40,18 +40,19 @@ def read_chunks(file: FileIO) -> Iterator[bytes]:
 def list_run_files(registry: Registry, record: RunRecord) -> list[dict[str, Any]]:
     """The log and the recorded artifacts of a run; `bytes` is None if one cannot be downloaded."""
     recorded = [(a.path, a.kind, a.at) for a in registry.results.artifacts(record.id)]
-    files = [
-        {"path": path, "kind": kind, "at": at, "bytes": _find_file_size(record, path)}
+    files: list[dict[str, Any]] = [
+        {"path": path, "kind": kind, "at": at, "bytes": None}
         for path, kind, at in [*recorded, (LOG, "log", None)]
     ]
+    for one in files:
+        with suppress(OSError), _open_plain_file(record, one["path"]) as file:
+            one["bytes"] = os.fstat(file.fileno()).st_size
     return [file for file in files if file["path"] != LOG or file["bytes"] is not None]
 
 
 def build_log_page(registry: Registry, ref: str, after: int | None = None) -> dict[str, Any]:
-    """The end of a run's log, or what follows the byte `after`.
-
-    While a run goes on, a last line without an end is left out until it has one.
-    """
+    """The end of a run's log, or what follows the byte `after`; while a run goes on, without a last
+    line that has no end yet."""
     record = registry.run(ref)
     data: dict[str, Any] = {
         "run": {"id": record.id, "name": record.name, "seed": record.seed}
@@ -90,14 +91,6 @@ def read_run_progress(record: RunRecord) -> dict[str, Any] | None:
             **{name: int(found[name]) for name in ("done", "total")},
         }
     return None
-
-
-def _find_file_size(record: RunRecord, path: str) -> int | None:
-    try:
-        with _open_plain_file(record, path) as file:
-            return os.fstat(file.fileno()).st_size
-    except OSError:
-        return None
 
 
 def _open_plain_file(record: RunRecord, path: str) -> FileIO:

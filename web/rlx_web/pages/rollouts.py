@@ -12,14 +12,15 @@ from rlx_registry import (
     RolloutQuery,
     RunRecord,
     get_model_text,
+    search_body_trees,
 )
 from rlx_web.pages.bodies import (
     Trees,
     build_reward_cells,
     find_player,
-    find_trees_with_text,
     list_messages_between,
     load_tree_records,
+    read_step_body,
 )
 from rlx_web.pages.runs import build_run_summary
 
@@ -30,11 +31,7 @@ SCREEN = 4
 def build_rollouts_page(
     registry: Registry, ref: str, step: int, query: RolloutQuery, page: int
 ) -> dict[str, Any]:
-    """One page, counted from 1, of the trees of a step that match a query.
-
-    Raises:
-        NotFoundError: the step has no recorded rollouts.
-    """
+    """One page, counted from 1, of the trees of a step that match a query."""
     record = registry.run(ref)
     steps = registry.results.rollout_steps(record.id)
     if step not in steps:
@@ -43,12 +40,18 @@ def build_rollouts_page(
     wanted, unread = registry.queries.matching_trees(record.id, step, query), None
     if query.text is not None:  # which may be in a preview, or anywhere in the messages
         others = registry.queries.matching_trees(record.id, step, replace(query, text=None))
-        containing, unread = find_trees_with_text(registry, record, step, query.text)
-        wanted = sorted({*wanted, *(containing & set(others))})
+        containing, unread = read_step_body(registry, record, step, search_body_trees, query.text)
+        wanted = sorted({*wanted, *((containing or set()) & set(others))})
     pages = max(1, math.ceil(len(wanted) / SCREEN))
     page = min(page, pages)
     largest = registry.queries.largest_advantages(record.id, step)
-    trees = _build_step_trees(registry, record, step, wanted[(page - 1) * SCREEN : page * SCREEN])
+    shown = wanted[(page - 1) * SCREEN : page * SCREEN]
+    index = registry.results.rollout_index(record.id, step, shown)
+    bodies, missing = load_tree_records(registry, record, step, shown) if shown else ({}, None)
+    trees = [
+        _build_rollout_tree(record, tree, [r for r in index if r.tree == tree], bodies)
+        for tree in shown
+    ]
     with_problem = (
         registry.queries.problem_steps(record.id, query.problem) if query.problem else None
     )
@@ -64,19 +67,17 @@ def build_rollouts_page(
         "matching": len(wanted),
         "largest": largest,
         "problem_steps": with_problem,
-        "reward_range": find_reward_range(row for tree in trees["trees"] for row in tree["rows"]),
+        "reward_range": find_reward_range(row for tree in trees for row in tree["rows"]),
         "statistics": registry.results.rollout_body(record.id, step).statistics,
         "turns": sorted(largest),
-        **trees,
-        "missing": trees["missing"] or unread,
+        "trees": trees,
+        "missing": missing or unread,
     }
 
 
 def find_reward_range(rows: Iterable[Mapping[str, Any]]) -> tuple[float, float]:
     """The most negative and the most positive weighted rewards of rows and those below; 0 inside.
-
-    The bars of all rows have this range, so that the length of each part is its reward.
-    """
+    The bars of all rows have this range, so that the length of each part is its reward."""
     low = high = 0.0
     for row in rows:
         parts = [e["part"] for e in row["entries"] if e["counts"] and e["part"] is not None]
@@ -89,24 +90,11 @@ def find_reward_range(rows: Iterable[Mapping[str, Any]]) -> tuple[float, float]:
 
 
 def nearest_step(registry: Registry, ref: str, step: int) -> int:
-    """The recorded step nearest to `step`."""
     record = registry.run(ref)
     steps = registry.results.rollout_steps(record.id)
     if not steps:
         raise NotFoundError(f"{record.id} has no recorded rollouts")
     return min(steps, key=lambda s: (abs(s - step), s))
-
-
-def _build_step_trees(
-    registry: Registry, record: RunRecord, step: int, trees: Sequence[int]
-) -> dict[str, Any]:
-    rows = registry.results.rollout_index(record.id, step, trees)
-    bodies, missing = load_tree_records(registry, record, step, trees) if trees else ({}, None)
-    found = {
-        tree: _build_rollout_tree(record, tree, [r for r in rows if r.tree == tree], bodies)
-        for tree in trees
-    }
-    return {"trees": list(found.values()), "missing": missing}
 
 
 def _build_rollout_tree(
@@ -115,7 +103,14 @@ def _build_rollout_tree(
     """A prompt with its rows as a tree; rows whose parent is missing become roots."""
     body = bodies.get(number)
     segments = {} if body is None else {row["row"]: row for row in body["rows"]}
-    nodes = {row.row: _build_tree_node(row, body, segments.get(row.row)) for row in rows}
+    nodes = {}
+    for row in rows:
+        messages, entries = [], []
+        if body is not None and (kept := segments.get(row.row)) is not None:
+            messages = list_messages_between(body, kept["parent"], kept["segment"])
+            entries = [e for m in messages if m["author"] == "policy" for e in m["rewards"]]
+            entries += build_reward_cells(body["segments"][kept["segment"]]["global_rewards"])
+        nodes[row.row] = asdict(row) | {"said": messages, "entries": entries, "below": []}
     top = []
     for row in rows:
         parent = row.parent_row
@@ -133,15 +128,6 @@ def _build_rollout_tree(
         "groups": _group_tree_rows(rows),
         "rows": top,
     }
-
-
-def _build_tree_node(row: RolloutIndex, body: Any, kept: Any) -> dict[str, Any]:
-    messages, entries = [], []
-    if body is not None and kept is not None:
-        messages = list_messages_between(body, kept["parent"], kept["segment"])
-        entries = [e for said in messages if said["author"] == "policy" for e in said["rewards"]]
-        entries += build_reward_cells(body["segments"][kept["segment"]]["global_rewards"])
-    return asdict(row) | {"said": messages, "entries": entries, "below": []}
 
 
 def _group_tree_rows(rows: Sequence[RolloutIndex]) -> list[dict[str, Any]]:

@@ -34,7 +34,6 @@ must serve first; None if there is none."""
 def build_run_page(
     registry: Registry, ref: str, find_link: Callable[[Sequence[RunRecord]], Any]
 ) -> dict[str, Any]:
-    """The data of a run's page: status, charts, evaluations, events, spec, commands."""
     record = registry.run(ref)
     evaluations = registry.results.evaluations(record.id, with_payload=False)
     events = registry.results.events(record.id, limit=EVENTS)
@@ -46,6 +45,8 @@ def build_run_page(
     held_out = [row for table in tables if table["suite"] == "held_out" for row in table["rows"]]
     origins = record.origins or {}
     default = "default" if origins else None  # of options that plugins filled in
+    resolved = Path(record.directory or ".") / "spec.json"
+    can_resume = record.effective_status in RESUMABLE
     return {
         "run": build_run_summary(record) | {"eta": _compute_remaining_seconds(registry, record)},
         "sections": build_metric_sections(names),
@@ -79,7 +80,13 @@ def build_run_page(
             for path, value in list_leaf_values(record.settings)
         ],
         "yaml": record.yaml,
-        "commands": _build_run_commands(record),
+        "commands": {
+            "reproduce": f"rlx submit {shlex.quote(str(resolved))} --again",
+            "follow": f"rlx logs {record.id} -f",
+            "rescore": f"rlx rescore {record.id}",
+            "draw plots": f"rlx status {record.id} --pictures",
+            **({"resume": f"rlx resume {record.id}"} if can_resume else {}),
+        },
         "tracker": tracker and {"url": tracker.url, "store": tracker.store},
     }
 
@@ -119,6 +126,7 @@ def evaluation_tables(records: Sequence[EvaluationRecord]) -> list[dict[str, Any
         )
         ends = [r for r in across if r.label != "step"] or across[-1:]
         figures = [dict(_flatten_metrics(record.metrics)) for record in ends]
+        by_label = {r.label: found for r, found in zip(ends, figures, strict=True)}
         found = dict.fromkeys(name for f in figures for name in f)
         names = [*(n for n in TITLES if n in found), *(n for n in found if n not in TITLES)]
         intervals = [record.metrics.get("intervals") or {} for record in ends]
@@ -127,9 +135,12 @@ def evaluation_tables(records: Sequence[EvaluationRecord]) -> list[dict[str, Any
                 "name": name,
                 "values": [f.get(name) for f in figures],
                 "intervals": [known.get(name) for known in intervals],
-                "change": _compute_metric_change(name, ends, figures),
+                "change": float(after) - float(before)
+                if isinstance(before, int | float) and isinstance(after, int | float)
+                else None,
             }
             for name in names
+            for before, after in [[by_label.get(e, {}).get(name) for e in ("before", "after")]]
         ]
         columns = [{"label": r.label, "step": r.step, "n": r.n} for r in ends]
         bins = [
@@ -152,16 +163,6 @@ def _flatten_metrics(metrics: Mapping[str, Any], prefix: str = "") -> list[tuple
     return found
 
 
-def _compute_metric_change(
-    name: str, records: Sequence[EvaluationRecord], figures: Sequence[Mapping[str, Any]]
-) -> float | None:
-    ends = {r.label: f.get(name) for r, f in zip(records, figures, strict=True)}
-    before, after = ends.get("before"), ends.get("after")
-    if isinstance(before, int | float) and isinstance(after, int | float):
-        return float(after) - float(before)
-    return None
-
-
 def _compute_remaining_seconds(registry: Registry, record: RunRecord) -> float | None:
     """Estimated seconds left at the pace of the last steps; None if unknown."""
     if record.effective_status in ENDED or not record.steps_total:
@@ -171,15 +172,3 @@ def _compute_remaining_seconds(registry: Registry, record: RunRecord) -> float |
         return None
     pace = (seen[-1][1] - seen[0][1]) / (seen[-1][0] - seen[0][0])
     return max(0.0, pace * (record.steps_total - record.step))
-
-
-def _build_run_commands(record: RunRecord) -> dict[str, str]:
-    """Shell commands for this run."""
-    resolved = Path(record.directory or ".") / "spec.json"
-    return {
-        "reproduce": f"rlx submit {shlex.quote(str(resolved))} --again",
-        "follow": f"rlx logs {record.id} -f",
-        "rescore": f"rlx rescore {record.id}",
-        "draw plots": f"rlx status {record.id} --pictures",
-        **({"resume": f"rlx resume {record.id}"} if record.effective_status in RESUMABLE else {}),
-    }

@@ -24,22 +24,23 @@ STRIP = tuple(name for name in RunRow.__dataclass_fields__ if name != "directory
 
 
 def build_run_list_page(registry: Registry, text: str, page: int) -> dict[str, Any]:
-    """One page of experiments, newest first, each with its runs.
-
-    Args:
-        text: filter: every word occurs in a run's id, name, digest, status, machine or groups, or
-            is `status:running`, `group:seeds`, or a value of its experiment, defaults of plugins
-            included, such as `seed:3` or `normalize:center`.
-        page: from 1.
-    """
+    """One page of experiments, newest first, each with its runs. Every word of the filter `text`
+    occurs in a run's id, name, digest, status, machine or groups, or is `status:running`,
+    `group:seeds`, or a value of its experiment, defaults of plugins included, such as `seed:3` or
+    `normalize:center`."""
     joined: dict[str, list[str]] = defaultdict(list)
     for name, members in registry.groups().items():
         for member in members:
             joined[member].append(name)
     words = text.lower().split()
     rows = registry.queries.run_rows()
-    for word in (word for word in words if ":" not in word):
-        rows = [row for row in rows if word in _describe_row(row, joined[row.id])]
+    texts = {
+        row.id: " ".join(
+            (row.id, row.name, row.digest, row.effective_status, row.host or "", *joined[row.id])
+        ).lower()
+        for row in rows
+    }
+    rows = [row for row in rows if all(word in texts[row.id] for word in words if ":" not in word)]
     if settings := [word for word in words if ":" in word]:
         having = {
             run.id
@@ -73,11 +74,6 @@ def build_run_list_page(registry: Registry, text: str, page: int) -> dict[str, A
     }
 
 
-def _describe_row(row: RunRow, groups: Sequence[str]) -> str:
-    words = (row.id, row.name, row.digest, row.effective_status, row.host or "", *groups)
-    return " ".join(words).lower()
-
-
 def _has_setting(run: RunRecord, groups: Sequence[str], word: str) -> bool:
     """Whether a word is KEY:VALUE of a run, with the end of a path of its experiment as its key."""
     key, _, value = word.partition(":")
@@ -91,7 +87,6 @@ def _has_setting(run: RunRecord, groups: Sequence[str], word: str) -> bool:
 
 
 def live_runs(registry: Registry) -> dict[str, Any]:
-    """Updates for an open list of runs."""
     alive = registry.queries.run_rows(LIVING)
     values = registry.queries.last_values([row.id for row in alive], list(HELD_OUT.values()))
     return {

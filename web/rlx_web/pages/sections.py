@@ -1,7 +1,7 @@
 """Assigns a run's metrics to the sections and charts of its page."""
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
 CHARTS = (
@@ -48,30 +48,21 @@ CHARTS = (
 
 
 def build_metric_sections(names: Iterable[str]) -> list[dict[str, Any]]:
-    """Assigns every metric to the first chart whose pattern it matches, the rest by prefix.
-
-    Returns:
-        Sections with `title` and `charts`; each chart has its `title`, and `curves`: pairs of a
-        metric's name and its label.
-    """
+    """Assigns every metric to the first chart whose pattern it matches, the rest by prefix:
+    sections with `title` and `charts`; each chart has its `title`, and `curves`, a metric's name
+    and its label each."""
     sections: dict[str, list[dict[str, Any]]] = {}
-    for section, title, curves in _assign_metrics(names):
-        chart = {"title": title, "curves": curves}
-        sections.setdefault(section, []).append(chart)
-    return [{"title": title, "charts": charts} for title, charts in sections.items()]
-
-
-def _assign_metrics(names: Iterable[str]) -> Iterator[tuple[str, str, list[tuple[str, str]]]]:
     left = dict.fromkeys(names)
     for section, title, pattern in CHARTS:
         found = {name: m for name in left if (m := re.fullmatch(pattern, name, re.DOTALL))}
         left = {name: None for name in left if name not in found}
         if found:
             labels = [(name, match[1] or name.rpartition("/")[2]) for name, match in found.items()]
-            yield section, title, labels
+            sections.setdefault(section, []).append({"title": title, "curves": labels})
     others: dict[str, list[tuple[str, str]]] = {}
     for name in left:
         prefix, _, label = name.rpartition("/")
         others.setdefault(prefix or "other", []).append((name, label or name))
     for prefix, curves in sorted(others.items()):
-        yield "Other metrics", prefix, curves
+        sections.setdefault("Other metrics", []).append({"title": prefix, "curves": curves})
+    return [{"title": title, "charts": charts} for title, charts in sections.items()]

@@ -207,6 +207,8 @@ class _Explainer:
         if wanted == "a mapping" and isinstance(value, str | int | float):
             models = [one for one in expected if _is_model(one)]
             help_ = _suggest_section(where, models[0], value) if models else ""
+        if where == ("seed",) and isinstance(value, list):
+            help_ = "a file has one seed: `rlx submit --seeds 0..4` runs it with several"
         return _build_value_error(where, wanted, value, help_)
 
     def _explain_missing_key(self, path: KeyPath) -> Diagnostic:
@@ -325,6 +327,8 @@ def _suggest_fix(value: Any, names: Sequence[str], kind: str) -> str:
         return ""
     if near := did_you_mean(value, names):
         return f"did you mean '{near}'?"
+    if value.startswith("${"):
+        return "values are not taken from the environment: use --set"
     if kind in ("int_type", "float_type") and _NUMBER.fullmatch(value):
         return f"write it without quotes: {value}"
     if kind in ("tuple_type", "list_type"):

@@ -269,6 +269,8 @@ class _DocumentReader:
         for near in (number, number - 1):
             if "\u00a0" in "".join(self.lines[near : near + 1]):
                 return f"line {near + 1} contains a non-breaking space; write a plain one"
+        if re.match(r"<{7} |={7}$|>{7} ", "".join(self.lines[number : number + 1])):
+            return "these are the marks of a merge conflict"
         if error.context in ("while parsing a flow mapping", "while parsing a flow sequence"):
             opened = error.context_mark.line + 1 if error.context_mark else number + 1
             return f"close the bracket that line {opened} opens, or separate its items by commas"
