@@ -1,6 +1,8 @@
-"""`rlx eval`: sets near and far, recorded and drawn."""
+"""`rlx eval`: sets near and far, answered once, gone on with, recorded and drawn."""
 
 import json
+import os
+import signal
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -38,15 +40,31 @@ def suite(own_home):
 
 @pytest.fixture(scope="module")
 def evaluated(own_home, own_finished, suite):
+    """The first time, killed once it has answered something."""
+    process = own_home.begin("eval", own_finished.id, "--suite", suite, "--json")
+    kept = own_finished.root / "evaluations"
+    own_home.until(lambda: list(kept.glob("*/*.json")), "a batch to be answered")
+    os.killpg(process.pid, signal.SIGKILL)
+    process.communicate()
+    first = {path: path.stat().st_mtime_ns for path in kept.glob("*/*.json")}
     done = own_home.rlx(
         "eval", own_finished.id, "--suite", suite, "--json", "--out", "answers.jsonl"
     )
     assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout), done.stderr
+    return json.loads(done.stdout), done.stderr, first
+
+
+def test_it_goes_on_where_it_was_stopped(own_finished, evaluated):
+    _, _, first = evaluated
+    assert first
+    for path, written in first.items():
+        assert path.stat().st_mtime_ns == written, "answered before"
+    sizes = sorted(p.name for p in (own_finished.root / "evaluations").glob("*/*.json"))
+    assert sizes == ["000000_020.json", "000000_064.json", "000064_006.json"]
 
 
 def test_figures_are_of_every_answer(own_home, evaluated):
-    told, _ = evaluated
+    told, _, _ = evaluated
     answers = [
         json.loads(line) for line in (own_home.folder / "answers.jsonl").read_text().splitlines()
     ]
@@ -69,7 +87,7 @@ def test_figures_are_of_every_answer(own_home, evaluated):
 
 
 def test_it_is_recorded_for_the_run(own_home, own_finished, evaluated):
-    told, said = evaluated
+    told, said, _ = evaluated
     assert f"recorded for {own_finished.id} after step 4" in said
     with own_home.registry() as registry:
         found = {e.suite: e for e in registry.results.evaluations(own_finished.id, "suite/")}
@@ -86,7 +104,7 @@ def test_it_is_recorded_for_the_run(own_home, own_finished, evaluated):
 
 
 def test_a_model_by_its_name_on_the_hub(own_home, own_finished, suite, evaluated, tmp_path):
-    told, _ = evaluated
+    told, _, _ = evaluated
     commit = "0" * 40
     cached = tmp_path / "models--org--tiny"
     (cached / "refs").mkdir(parents=True)
@@ -104,7 +122,7 @@ def test_a_model_by_its_name_on_the_hub(own_home, own_finished, suite, evaluated
 
 
 def test_a_checkpoint_is_an_evaluation_of_its_step(own_home, own_finished, suite, evaluated):
-    told, _ = evaluated
+    told, _, _ = evaluated
     ask = ("eval", own_finished.id, "--suite", suite, "--json", "--at", 2)
     half = own_home.rlx(*ask)
     assert half.returncode == 0, half.stderr

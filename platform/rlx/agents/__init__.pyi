@@ -1,6 +1,7 @@
 from .hosting import build_rollout_host
 from .programs import (
     ProgramStarter,
+    compute_command_digests,
 )
 from .requests import AgentRequests
 from .sampling import AgentHost
@@ -10,4 +11,5 @@ __all__ = [
     "AgentRequests",
     "ProgramStarter",
     "build_rollout_host",
+    "compute_command_digests",
 ]

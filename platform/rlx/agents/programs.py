@@ -1,5 +1,6 @@
 """Runs the programs of agents, in processes below one that starts them."""
 
+import hashlib
 import json
 import os
 import re
@@ -169,6 +170,13 @@ def find_reason(words: str) -> str:
     """The last line of a program's last words that names an error, or else the last line."""
     lines = _ERROR.findall(words) or words.splitlines()
     return str(lines[-1]).strip()
+
+
+def compute_command_digests(spec: AgentRolloutSpec) -> list[str]:
+    """SHA-256 of each file that is named by an argument of an agent's command."""
+    arguments = map(_anchor_argument, (spec.command or ())[1:])
+    files = [Path(argument) for argument in arguments if Path(argument).is_file()]
+    return [hashlib.sha256(file.read_bytes()).hexdigest() for file in files]
 
 
 def _anchor_argument(argument: str) -> str:

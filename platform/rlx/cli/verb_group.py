@@ -50,7 +50,7 @@ VERBS = {
     "status": ("runs:status", "Show how a run is doing, or how it went."),
     "logs": ("runs:logs", "Show or follow a run's log."),
     "samples": ("samples:samples", "Show a step's rollouts, or one row token by token."),
-    "compare": ("compare:compare", "Compare recipes over their seeds."),
+    "compare": ("compare:compare", "Compare recipes over their seeds, or two runs in full."),
     "rescore": ("rescore:rescore", "Recompute stored rewards and advantages with any rules."),
     "eval": ("evaluate:evaluate", "Evaluate a model: accuracy, calibration, use of reasoning."),
     "score": ("score:score", "Score a file of responses with any reward."),
@@ -65,7 +65,7 @@ VERBS = {
 }
 """Of each verb its place in this package, "module:command", and its line in `rlx --help`."""
 OTHER_NAMES = {
-    "diff": "compare",
+    "diff": "compare --diff",
     "doctor": "check",
     "evaluate": "eval",
     "kill": "stop",

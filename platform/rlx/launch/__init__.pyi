@@ -16,6 +16,8 @@ from .launcher import (
     reconcile_job,
 )
 from .lifecycle import (
+    collect_code_version,
+    collect_environment_versions,
     continue_run,
     describe_new_run,
     find_finished_runs,
@@ -96,6 +98,8 @@ __all__ = [
     "cancel_job",
     "child_environment",
     "choose_run_exit_code",
+    "collect_code_version",
+    "collect_environment_versions",
     "continue_run",
     "convert_to_rlx_error",
     "create_missing_registry",

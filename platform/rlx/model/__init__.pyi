@@ -9,6 +9,7 @@ from .copies import (
 from .dialogue import ChatDialogue, ModelDialogue, PlainDialogue
 from .files import (
     check_model_files,
+    compute_model_fingerprint,
     compute_reference_digest,
     find_gguf_file,
     find_local_files,
@@ -74,6 +75,7 @@ __all__ = [
     "check_model_files",
     "choose_run_vocabulary",
     "choose_vocabulary",
+    "compute_model_fingerprint",
     "compute_reference_digest",
     "convert_weights",
     "copy_model",

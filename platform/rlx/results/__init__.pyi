@@ -6,8 +6,11 @@ from .comparison import (
     build_comparison_tables,
     compare_recipes,
     find_named_runs,
+    find_side_differences,
     format_comparison_markdown,
+    format_setting,
     list_comparison_notes,
+    load_diff_side,
     select_newest_runs,
 )
 from .evaluating import (
@@ -48,8 +51,11 @@ __all__ = [
     "evaluate_with",
     "export_model",
     "find_named_runs",
+    "find_side_differences",
     "format_comparison_markdown",
+    "format_setting",
     "list_comparison_notes",
+    "load_diff_side",
     "load_step_accounts",
     "open_served_model",
     "probe_model",

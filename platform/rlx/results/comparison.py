@@ -1,9 +1,11 @@
-"""Compares recipes: how their experiments differ, and their metrics over seeds."""
+"""Compares recipes: how their experiments differ, and their metrics over seeds; and all that
+went into two runs or experiment files."""
 
 import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from string import ascii_uppercase
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +21,8 @@ from rlx.evaluation import (
     compute_seed_mean,
     correct_p_values,
 )
-from rlx.launch import RUN_LIKE
+from rlx.launch import RUN_LIKE, collect_code_version, collect_environment_versions, open_registry
+from rlx.plan import check_read_spec, read_spec
 from rlx.spec import OWN_SUITE
 from rlx.spec.reading import did_you_mean, list_leaf_values
 from rlx.text import escape_unprintable
@@ -28,6 +31,7 @@ from rlx_registry import (
     NotFoundError,
     Registry,
     RunRecord,
+    fill_plugin_options,
     find_changed_plugins,
 )
 
@@ -267,23 +271,16 @@ def compare_recipes(registry: Registry, names: Sequence[str]) -> Comparison:
         rows += _build_comparison_rows(recipes, suite, [{}, *(found for found, _ in pairs)])
         if others:
             absent[suite] = (None, *(why for _, why in pairs))
+    firsts = [dict(list_leaf_values(own[0].settings)) for own in by_digest.values()]
     return Comparison(
         recipes,
-        _find_differing_settings([own[0] for own in by_digest.values()]),
+        {k: v for k, v in _find_differences(firsts).items() if k not in NOT_COMPARED},
         tuple(rows),
         absent,
         left,
         unlike,
         tuple(mixtures),
     )
-
-
-def _find_differing_settings(runs: Sequence[RunRecord]) -> dict[str, tuple[Any, ...]]:
-    """The values of all runs by the paths in which their experiments differ."""
-    sides = [dict(list_leaf_values(run.settings)) for run in runs]
-    paths = dict.fromkeys(path for side in sides for path in side if path not in NOT_COMPARED)
-    rows = {path: tuple(side.get(path) for side in sides) for path in paths}
-    return {path: row for path, row in rows.items() if any(v != row[0] for v in row)}
 
 
 def find_named_runs(registry: Registry, names: Sequence[str]) -> list[RunRecord]:
@@ -365,6 +362,81 @@ def _compare_by_problem(
     return found or {}, "they were evaluated on different problems" if found is None else None
 
 
+SECTIONS = ("seed", "spec", "plugins", "data", "code", "environment")
+
+
+@dataclass(frozen=True, slots=True)
+class DiffSide:
+    """Everything that determines the results of a run: values by dotted path, for each of
+    `SECTIONS`."""
+
+    name: str
+    sections: Mapping[str, Mapping[str, Any]]
+
+
+def find_side_differences(one: DiffSide, other: DiffSide) -> dict[str, dict[str, tuple[Any, ...]]]:
+    """Returns the differing values of every section, by path; None where a side lacks the value."""
+    return {
+        section: _find_differences([one.sections[section], other.sections[section]])
+        for section in SECTIONS
+    }
+
+
+def _find_differences(sides: Sequence[Mapping[str, Any]]) -> dict[str, tuple[Any, ...]]:
+    """Returns the values of all sides by the paths in which they differ."""
+    paths = dict.fromkeys(path for side in sides for path in side)
+    rows = {path: tuple(side.get(path) for side in sides) for path in paths}
+    return {path: row for path, row in rows.items() if any(v != row[0] for v in row)}
+
+
+def load_diff_side(name: str, url: str) -> DiffSide:
+    """Loads the side of a run, or of an experiment file with what is installed here.
+
+    Raises:
+        InvalidSpec: the file is no valid experiment.
+        SpecError: there is no such run.
+    """
+    path = Path(name)
+    if not path.is_file():
+        with open_registry(url) as registry:
+            return _build_run_side(registry.run(name))
+    read = read_spec(path)
+    plugins = check_read_spec(read)
+    used = plugins.list_records()
+    return _build_diff_side(
+        name,
+        fill_plugin_options(read.spec.dump_resolved(), used),
+        used,
+        collect_code_version(),
+        collect_environment_versions(),
+    )
+
+
+def _build_run_side(run: RunRecord) -> DiffSide:
+    return _build_diff_side(run.id, run.settings, run.plugins, run.code, run.environment)
+
+
+def _build_diff_side(
+    name: str,
+    spec: Mapping[str, Any],
+    plugins: list[dict[str, Any]],
+    code: Mapping[str, Any],
+    environment: Mapping[str, Any],
+) -> DiffSide:
+    own = ("distribution", "version", "entry_point", "sha256")
+    parts = {
+        "seed": {"seed": spec["seed"]},
+        "spec": {key: value for key, value in spec.items() if key != "seed"},
+        "plugins": {f"{p['kind']} {p['name']}": {key: p[key] for key in own} for p in plugins},
+        "data": {f"{p['kind']} {p['name']}": p.get("data") or {} for p in plugins},
+        "code": code,
+        "environment": environment,
+    }
+    return DiffSide(
+        name, {section: dict(list_leaf_values(part)) for section, part in parts.items()}
+    )
+
+
 Table = list[list[str]]
 
 BY_PROBLEM = (
@@ -404,7 +476,7 @@ def build_comparison_tables(found: Comparison) -> Iterator[tuple[str, Table]]:
     yield "Recipes", [["", "experiment", "spec", "seeds", "runs"], *rows]
     labels, first = found.labels, found.labels[0]
     if found.spec:
-        rows = [[path, *map(_format_setting, values)] for path, values in found.spec.items()]
+        rows = [[path, *map(format_setting, values)] for path, values in found.spec.items()]
         yield "What they differ in", [["", *labels], *rows]
     minus_first = [f"{label} − {first}" for label in labels[1:]]
     for suite in dict.fromkeys(row.suite for row in found.rows):
@@ -467,7 +539,7 @@ def list_comparison_notes(found: Comparison) -> list[str]:
     return [*notes, *found.mixtures]
 
 
-def _format_setting(value: Any) -> str:
+def format_setting(value: Any) -> str:
     return "–" if value is None else value if isinstance(value, str) else json.dumps(value)
 
 

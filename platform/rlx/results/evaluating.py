@@ -1,13 +1,20 @@
 """Evaluates a trained model on a suite of held-out sets, or probes how much its answers depend on
-their reasoning, and records the results with its run."""
+their reasoning, and records the results with its run.
 
+Answered batches are kept in a folder, so that an interrupted evaluation goes on where it stopped.
+"""
+
+import hashlib
 import json
+import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from contextlib import suppress
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from rlx.agents import build_rollout_host
+from rlx.agents import build_rollout_host, compute_command_digests
+from rlx.discovery import resolve_plugins
 from rlx.errors import EnvironmentFault, RewardError, SpecError, summarize_error
 from rlx.evaluation import (
     ScoredAnswer,
@@ -16,7 +23,9 @@ from rlx.evaluation import (
     draw_suite,
     read_answers,
 )
+from rlx.home import get_rlx_home
 from rlx.launch import locate_run_folder, open_registry
+from rlx.model import compute_model_fingerprint
 from rlx.phase_setup import PhaseSetup, build_setup
 from rlx.probe import (
     ProbeResult,
@@ -44,13 +53,13 @@ from rlx.run import (
 from rlx.spec import OWN_SUITE, ExperimentSpec, ProbeSpec, SetSpec, SuiteSpec
 from rlx.spec.reading import InvalidSpec, apply_overrides, label_refusal, read_suite
 from rlx.text import escape_unprintable, explain_write_errors
-from rlx_registry import RunRecord, write_body
+from rlx_registry import RunRecord, sync_to_disk, write_body
 
 OWN = "held_out"
 """Name of the experiment's own held-out set in the default suite."""
 BATCH = 64
-"""Problems that are answered and scored together. Every problem has its own seeds, so that changes
-no answer."""
+"""Problems that are answered, scored and kept together. Every problem has its own seeds, so that
+changes no answer."""
 EVALUATION_SECTIONS = ("runner", "sampler")
 """Spec sections that may be overridden; a suite's sets change the rest."""
 
@@ -111,7 +120,7 @@ def evaluate(
     show: ShowProgress = ignore_progress,
     report: Report = log_report,
 ) -> SuiteEvaluation:
-    """Answers and scores a suite.
+    """Answers and scores a suite. Answers are kept, so an interrupted evaluation goes on.
 
     Args:
         target: a run, or the folder or hub name of a model.
@@ -153,15 +162,18 @@ def evaluate(
         counts = {name: whole.sets[name].problems or whole.problems for name in sets}
         answers: dict[str, list[ScoredAnswer]] = {}
         before, total = 0, sum(counts.values())
+        folder = locate_run_folder(trained.run).root if trained.run else get_rlx_home() / "cache"
         with load_model(spec, trained.model) as model:
+            mark = trained.mark or compute_model_fingerprint(model.source)
             for name, own in sets.items():
                 try:
                     setup = build_setup(own)
+                    kept = folder / "evaluations" / _compute_answers_digest(setup, whole, mark)
                     answers[name] = []
                     for first in range(0, counts[name], BATCH):
                         show(before + first, total, name)
                         numbers = range(first, min(first + BATCH, counts[name]))
-                        answers[name] += _answer_batch(setup, whole, numbers, model)
+                        answers[name] += _answer_batch(setup, whole, numbers, model, kept)
                 except SpecError as error:
                     raise SpecError(f"set {name!r} of the suite: {error}") from error
                 before += counts[name]
@@ -248,8 +260,12 @@ def build_set_spec(
 
 
 def _answer_batch(
-    setup: PhaseSetup, suite: SuiteSpec, numbers: range, model: LoadedModel
+    setup: PhaseSetup, suite: SuiteSpec, numbers: range, model: LoadedModel, folder: Path
 ) -> list[ScoredAnswer]:
+    # With more problems, the answers of a last batch that was smaller are sampled anew.
+    path = folder / f"{numbers.start:06d}_{len(numbers):03d}.json"
+    with suppress(OSError, ValueError, TypeError, LookupError):
+        return [ScoredAnswer.from_json(record) for record in json.loads(path.read_bytes())]
     fit = build_prompt_fit(model.policy, setup)
     try:
         drawn, seeds = draw_held_out_problems(fit, setup.task, suite.seed, numbers, "evaluation")
@@ -264,10 +280,31 @@ def _answer_batch(
     with model.sampler.session() as session:
         trees = sample_rollout_trees(plan, drawn.problems, seeds, session, dialogue, host)
     table = score_rollouts(trees, setup.rewards, model.pool)
-    return [
+    batch = [
         replace(answer, problem=drawn.numbers[answer.problem])
         for answer in read_answers(plan, trees, table, setup.spec.evaluation.correct)
     ]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    aside = path.with_name(f"{path.name}.{os.getpid()}")
+    aside.write_text(json.dumps([answer.to_json() for answer in batch]))
+    sync_to_disk(aside)
+    aside.replace(path)
+    return batch
+
+
+def _compute_answers_digest(setup: PhaseSetup, suite: SuiteSpec, mark: str) -> str:
+    """Digest of everything that determines an answer, and of what is kept of it."""
+    spec, plugins = setup.spec.dump_resolved(), resolve_plugins(setup.spec)
+    sections = ("task", "rollout", "rewards", "sampler", "evaluation")
+    settings = {name: spec[name] for name in sections}
+    sampling = {"seed": suite.seed, "samples": suite.samples, "greedy": suite.greedy}
+    sources = [plugin.sha256 for plugin in plugins.provenance]
+    data = [record["data"] for record in plugins.list_records()]
+    if setup.plan.agent is not None:
+        data += compute_command_digests(setup.plan.agent)
+    kept = [field.name for field in fields(ScoredAnswer)]
+    text = json.dumps([settings, sampling, mark, sources, data, kept], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 PROBE_SECTIONS = ("probe", "runner", "sampler", "seed")

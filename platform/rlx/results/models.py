@@ -29,7 +29,7 @@ from rlx.reward import RewardPool, RewardTable, score_rollouts
 from rlx.rollout import RolloutTree, sample_rollout_trees
 from rlx.run import draw_contact_problems
 from rlx.sampler import SamplingEngine, open_sampler, require_engine
-from rlx.sealed_folder import CheckpointError
+from rlx.sealed_folder import CheckpointError, compute_manifest_digest
 from rlx.serving import ServedModel
 from rlx.spec import (
     CriticSpec,
@@ -62,6 +62,7 @@ class TrainedModel:
         model: folder of the model, or its name on the hub.
         run: the run that trained the model; None if a MODEL was named.
         step: step of the run's checkpoint; None for the exported model.
+        mark: digest of a checkpoint's weights, whose files are rewritten each time.
     """
 
     name: str
@@ -69,6 +70,7 @@ class TrainedModel:
     model: str
     run: RunRecord | None
     step: int | None = None
+    mark: str | None = None
 
     @label_refusal("evaluated")
     def read_spec(self, overrides: Sequence[str]) -> ExperimentSpec:
@@ -136,16 +138,18 @@ def open_target(
             at = read_state(source).step
         except CheckpointError as error:
             raise SpecError(f"{run.id} at step {step}: {error}") from error
-        yield TrainedModel(f"{run.id}@{at}", document, str(model), run, at)
+        mark = compute_manifest_digest(source)
+        yield TrainedModel(f"{run.id}@{at}", document, str(model), run, at, mark)
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A model that answers in this process, and the workers that score it."""
+    """A model that answers in this process, the workers that score it, and its files."""
 
     policy: Policy
     sampler: SamplingEngine
     pool: RewardPool
+    source: PretrainedModelSpec
     device: torch.device
 
 
@@ -174,7 +178,7 @@ def load_model(spec: ExperimentSpec, model: str | None = None) -> Iterator[Loade
         RewardPool(workers=runner.reward_workers, memory_mb=runner.reward_memory_mb) as pool,
         load_sampler(source, runner, spec.sampler, dtype) as (policy, sampler),
     ):
-        yield LoadedModel(policy, sampler, pool, _choose_device(runner))
+        yield LoadedModel(policy, sampler, pool, source, _choose_device(runner))
 
 
 @contextmanager
