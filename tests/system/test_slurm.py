@@ -5,7 +5,7 @@ import signal
 
 import pytest
 import slurm
-from patience import LIMIT
+from patience import LIMIT, signal_processes
 
 from rlx.launch import is_job, reconcile_job
 from rlx_registry import RegistryDatabaseError
@@ -27,8 +27,7 @@ def there(cluster, own_home, tmp_path_factory):
     with pytest.MonkeyPatch.context() as own:
         own.setenv("SLURM_CONF", cluster.environment["SLURM_CONF"])
         yield made
-    for pid in made.processes():
-        os.kill(pid, signal.SIGKILL)
+    signal_processes(made.processes(), signal.SIGKILL)
 
 
 def status(home, run):
@@ -39,15 +38,6 @@ def status_now(home, run):
     """What `rlx status` would say, which asks Slurm, without a process for each look."""
     with home.registry() as registry:
         return reconcile_job(registry, registry.run(run)).status
-
-
-def reason(home, run):
-    return home.run(run).reason
-
-
-def attempts(home, run):
-    with home.registry() as registry:
-        return [(change.after, change.attempt) for change in registry.history(run)]
 
 
 def submit(home, **sets):
@@ -78,14 +68,16 @@ def test_to_the_end_while_others_wait(cluster, there):
     cluster.call("scancel", job_of(there, cancelled))
     there.until(lambda: status_now(there, cancelled) == "stopped", "Slurm to be asked")
     assert there.run(waiting).status == "stopped"
-    assert "was cancelled" in reason(there, cancelled)
+    assert "was cancelled" in there.run(cancelled).reason
     assert cluster.job(job_of(there, waiting))["JobState"] == "CANCELLED"
     there.release()
 
     out, err = following.communicate(timeout=LIMIT)
     assert following.returncode == 0, err
     assert "accuracy" in out
-    assert attempts(there, "1") == [("queued", 0), ("running", 1), ("finished", 1)]
+    with there.registry() as registry:
+        history = [(change.after, change.attempt) for change in registry.history("1")]
+    assert history == [("queued", 0), ("running", 1), ("finished", 1)]
     there.until(lambda: not there.processes(), "every process to end")
 
 
@@ -109,7 +101,7 @@ def test_taken_back_then_a_node_down_then_killed_then_cancelled(cluster, there):
     there.until(lambda: trains(1), "it to train")
     cluster.call("scontrol", "requeue", job_of(there, run))
     there.until(lambda: status_now(there, run) == "queued", "it to wait again")
-    assert "Slurm requeued job" in reason(there, run)
+    assert "Slurm requeued job" in there.run(run).reason
     kept = there.run(run).step
     cluster.start_requeued_job(job_of(there, run))
     there.until(lambda: trains(2), "it to go on")
@@ -125,14 +117,14 @@ def test_taken_back_then_a_node_down_then_killed_then_cancelled(cluster, there):
 
     os.kill(there.run(run).pid, signal.SIGKILL)
     there.until(lambda: status(there, run) == "lost", "Slurm to be asked")
-    assert "without recording a result" in reason(there, run)
+    assert "without recording a result" in there.run(run).reason
     there.until(lambda: not there.processes(), "every process to end")
 
     assert there.rlx("resume", run, "-dq").returncode == 0
     there.until(lambda: trains(third + 1), "it to go on")
     cluster.call("scancel", job_of(there, run))
     there.until(lambda: there.run(run).status == "stopped", "it to stop")
-    assert "Slurm ended job" in reason(there, run)
+    assert "Slurm ended job" in there.run(run).reason
     there.until(lambda: not there.processes(), "every process to end")
     there.until(cluster.idle, "Slurm to be rid of it")
 
@@ -165,7 +157,7 @@ def test_a_group_is_a_job_per_run(cluster, there):
     _, err = group.communicate(timeout=LIMIT)
     assert group.returncode == 1, err
     assert [run.status for run in runs()] == ["finished", "finished", "stopped"]
-    assert "was cancelled" in reason(there, last)
+    assert "was cancelled" in there.run(last).reason
     assert "it is a job" not in err, "no worker is needed"
 
     again = there.rlx(*command, "--queue", sets=sets)

@@ -88,6 +88,7 @@ def test_a_run_whose_trackers_were_away_and_that_was_killed(own):
     blocked.touch()  # a file where there should be a folder
     sets = {
         **own.small,
+        **own.unhurried,
         **own.held,
         "phases.1.steps": 4,
         "runner.checkpoint.every": 1,
