@@ -204,3 +204,19 @@ def test_whatever_stands_in_the_file_the_answer_is_a_spec_or_a_report(
     except InvalidSpec as error:
         assert error.diagnostics
         assert all(d.position or not d.path[:-1] for d in error.diagnostics)
+
+
+def test_the_byte_that_is_not_utf8_is_found_behind_a_byte_order_mark(tmp_path):
+    path = tmp_path / "marked.yaml"
+    path.write_bytes("name: \u00e9\u00e9".encode("utf-8-sig") + b"\xff\n")
+    with pytest.raises(InvalidSpec, match="byte 0xff at 13") as refused:
+        read_text(path)
+    assert refused.value.diagnostics[0].position.column == 9
+
+
+def test_null_in_a_list_of_a_file_that_extends_another_is_refused(tmp_path):
+    path = tmp_path / "mine.yaml"
+    path.write_text(f"extends: {RLCR}\nphases: [~, ~]\n")
+    with pytest.raises(InvalidSpec) as refused:
+        read_spec(path)
+    assert [one.path for one in refused.value.diagnostics] == [("phases", 0), ("phases", 1)]

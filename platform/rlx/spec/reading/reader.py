@@ -209,7 +209,8 @@ def _extend(document: YamlDocument, folder: Path, chain: Sequence[Path]) -> Yaml
     del document.tree[_EXTENDS]
     tree = _merge(base.tree, document.tree, ())
     for at in {fault.path for fault in validate_values(ExperimentSpec, tree)[1]}:
-        if has_path(base.tree, at) and get_at_path(tree, at) is None:
+        is_merged = all(isinstance(step, str) for step in at)  # unlike what is in a list
+        if is_merged and has_path(base.tree, at) and get_at_path(tree, at) is None:
             del get_at_path(tree, at[:-1])[at[-1]]  # null leaves out what cannot be null
     places = {**base.places, **document.places}
     places = {path: place for path, place in places.items() if has_path(tree, path)}

@@ -96,8 +96,10 @@ def read_text(path: Path) -> str:
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        what = f"the file is not UTF-8: byte 0x{data[error.start]:02x} at {error.start}"
-        start = len(data[: error.start].decode("utf-8-sig"))
+        rest = error.object  # the bytes after a mark of their order
+        at = error.start + len(data) - len(rest)
+        what = f"the file is not UTF-8: byte 0x{data[at]:02x} at {at}"
+        start = len(rest[: error.start].decode())
         reading.refuse(what, reading.locate_character(start), "save it as UTF-8")
         raise build_refusal(reading.faults, str(path)) from error
 
