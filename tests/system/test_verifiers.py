@@ -68,7 +68,7 @@ def test_a_process_that_has_forked_is_ended_in_time(tmp_path):
     program.write_text(FORKS.replace("FOLDER", repr(folder)))
     process = TasksetProcess(TasksetSource(sys.executable, "sums", "{}"), program)
     try:
-        with pytest.raises(RemoteFault, match="does not answer `score` within 0.5 s"):
+        with pytest.raises(RemoteFault, match=r"does not answer `score` within 0\.5 s"):
             process.request("score", 0.5)
     finally:
         process.close()
