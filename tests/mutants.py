@@ -50,7 +50,7 @@ ROOMS = {
         ("platform/rlx/credit/*.py",),
         ("tests/golden", *JOINTS, *(f"tests/credit/test_{name}.py" for name in ESTIMATES)),
     ),
-    "batch": Room(("platform/rlx/batch.py",), ("tests/mask", "tests/batch", *JOINTS)),
+    "mask": Room(("platform/rlx/mask.py",), ("tests/mask", *JOINTS)),
     "loss": Room(("platform/rlx/loss.py",), ("tests/loss", "tests/golden", *JOINTS)),
     "kl": Room(("platform/rlx/kl.py",), ("tests/kl", *JOINTS)),
     "step": Room(("platform/rlx/step.py",), (*JOINTS, "tests/golden")),

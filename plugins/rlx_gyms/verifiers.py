@@ -5,6 +5,7 @@ import json
 import random
 import signal
 import subprocess
+import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -95,25 +96,26 @@ class TasksetProcess:
     ) -> Mapping[str, Any]:
         """Reads the message of the next line; a process that sends no readable one is ended."""
         assert process.stdout
+        began, fault = time.monotonic(), ""
+        message: Mapping[str, Any] = {}
         alarm = Timer(timeout, process.kill)
         alarm.start()
-        line = process.stdout.readline(_LONGEST_MESSAGE)
-        fault = ""
-        message: Mapping[str, Any] = {}
-        if line.endswith(b"\n"):
-            try:
+        try:
+            line = process.stdout.readline(_LONGEST_MESSAGE)
+            if line.endswith(b"\n"):
                 message = json.loads(line, parse_constant=_refuse_constant)
                 if not isinstance(message, dict):
                     fault = f"sent {type(message).__name__}, not an object"
-            except (ValueError, RecursionError) as error:
-                fault = f"sent invalid JSON: {error}"
-        elif len(line) == _LONGEST_MESSAGE:
-            fault = "sent more than one megabyte"
-        elif process.wait() == -signal.SIGKILL:
-            fault = f"does not answer `{kind}` within {timeout:g} s"
-        else:
-            fault = f"ended its process in `{kind}`: {self._read_last_error()}"
-        alarm.cancel()
+            elif len(line) == _LONGEST_MESSAGE:
+                fault = "sent more than one megabyte"
+            elif process.wait() == -signal.SIGKILL and time.monotonic() - began >= timeout:
+                fault = f"does not answer `{kind}` within {timeout:g} s"
+            else:
+                fault = f"ended its process in `{kind}`: {self._read_last_error()}"
+        except (ValueError, RecursionError) as error:
+            fault = f"sent invalid JSON: {error}"
+        finally:
+            alarm.cancel()
         if fault:
             self._end()
             raise RemoteFault(f"{self._source.taskset} {fault}")

@@ -24,6 +24,8 @@ def main() -> None:
     # What the taskset prints must not stand between the answers.
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
+    # A process that the taskset forks must not hold the answers open when this one is killed.
+    os.register_at_fork(after_in_child=answers.close)
     rows: Rows | None = None
     try:
         rows = Rows(**json.loads(sys.argv[1]))

@@ -5,7 +5,9 @@ import json
 import random
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import count
 from threading import Event
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -16,7 +18,7 @@ from rows import each_row
 from rlx.model import ChatDialogue, build_policy
 from rlx.rollout import CompletionRequest
 from rlx.sampler import SamplingEngine, TransformersSampler
-from rlx.serving import Batcher, ChatRequest, Reply, ServedModel, create_app
+from rlx.serving import Batcher, ChatRequest, Reply, ServedModel, create_app, responses
 from rlx.spec import TinyModelSpec, TurnSpec
 
 TOKEN = "a-token-of-the-tests"
@@ -149,7 +151,8 @@ def test_bytes_of_tokens_are_those_of_the_text(characters):
         assert all(len(token["top_logprobs"]) == 3 for token in content)
 
 
-def test_a_stream_says_what_a_response_says(characters):
+def test_a_stream_says_what_a_response_says(characters, monkeypatch):
+    monkeypatch.setattr(responses, "time", SimpleNamespace(time=count().__next__))
     asked = {"seed": 5, "n": 2, "max_tokens": 30, "return_token_ids": True}
     streamed = {"stream": True, "stream_options": {"include_usage": True}}
     whole = characters.complete(logprobs=1, echo=True, **asked)
@@ -158,6 +161,7 @@ def test_a_stream_says_what_a_response_says(characters):
     assert [chunk["choices"][0] for chunk in chunks] == whole["choices"]
     whole = characters.chat(logprobs=True, **asked)
     chunks = characters.chat(logprobs=True, stream=True, **asked)
+    assert len({(chunk["id"], chunk["created"]) for chunk in chunks}) == 1
     streamed = [chunk["choices"][0] for chunk in chunks]
     assert [{"message": c.pop("delta"), **c} for c in streamed] == whole["choices"]
 

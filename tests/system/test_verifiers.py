@@ -1,10 +1,12 @@
 """The process that asks a taskset of verifiers, without verifiers itself."""
 
 import sys
+from pathlib import Path
 
 import pytest
 from patience import LIMIT
 
+from rlx_gyms import verifiers_worker
 from rlx_gyms.verifiers import RemoteFault, TasksetProcess, TasksetSource, VerifiersTask
 
 SERVES = """
@@ -24,6 +26,7 @@ for line in sys.stdin:
         ("print('<html>', flush=True)", "invalid JSON"),
         ("print('[]', flush=True)", "sent list"),
         ("print('{\"reward\": NaN}', flush=True)", "NaN"),
+        ("os.kill(os.getpid(), 9)", "ended its process in `score`: it says nothing"),
         ("print('reason', file=sys.stderr); os._exit(7)", "ended its process in `score`: reason"),
         ('print(\'{"error": "TaskError", "message": "bad"}\', flush=True)', "TaskError: bad"),
     ],
@@ -36,6 +39,37 @@ def test_a_process_that_misbehaves_is_named_and_started_again(tmp_path, action, 
         for _ in range(2):
             with pytest.raises(RemoteFault, match=says):
                 process.request("score", 0.5 if "within" in says else LIMIT, index=0, text="1")
+    finally:
+        process.close()
+
+
+FORKS = """
+import os, sys, time
+sys.path.insert(0, FOLDER)
+import verifiers_worker
+
+class Rows:
+    tasks = [None]
+    def __init__(self, **_): pass
+    def score(self):
+        if os.fork():
+            time.sleep(600)
+        os.read(0, 1)  # until nobody asks
+        os._exit(0)
+
+verifiers_worker.Rows = Rows
+verifiers_worker.main()
+"""
+
+
+def test_a_process_that_has_forked_is_ended_in_time(tmp_path):
+    program = tmp_path / "program.py"
+    folder = str(Path(verifiers_worker.__file__).parent)
+    program.write_text(FORKS.replace("FOLDER", repr(folder)))
+    process = TasksetProcess(TasksetSource(sys.executable, "sums", "{}"), program)
+    try:
+        with pytest.raises(RemoteFault, match=r"does not answer `score` within 0\.5 s"):
+            process.request("score", 0.5)
     finally:
         process.close()
 

@@ -71,7 +71,8 @@ def evaluate(
 
     Evaluates the exported model of RUN, or one of its checkpoints; or a MODEL, given by its folder
     or hub name, with the experiment of --spec. Without --suite, the sets are the experiment's own:
-    its task and `evaluation.variants`.
+    its task and `evaluation.variants`. Answers are kept: repeat an interrupted command to go
+    on where it stopped.
 
     With --with, lm-eval or Inspect evaluates it over OpenAI's interface, with --problems samples
     per task; the figures are recorded beside rlx's own.

@@ -52,6 +52,10 @@ class Answer(ABC):
     def id(self) -> str:
         return f"{self.prefix}-{secrets.token_hex(12)}"
 
+    @cached_property
+    def created(self) -> int:
+        return int(time.time())
+
     def build_response(self) -> Json:
         choices = [*self.list_choices("message")]
         return {**self._build_head(self.kind, choices), "usage": count_usage(self.groups)}
@@ -67,8 +71,7 @@ class Answer(ABC):
         """Yields the choices; `name` is that of a chat's message."""
 
     def _build_head(self, kind: str, choices: list[Json]) -> Json:
-        created = int(time.time())
-        head = {"id": self.id, "object": kind, "created": created, "model": self.model.name}
+        head = {"id": self.id, "object": kind, "created": self.created, "model": self.model.name}
         return {**head, "choices": choices}
 
     def _list_ids(self, reply: Reply) -> Json:

@@ -10,14 +10,14 @@ Truncated = Literal["learn", "skip"]
 class AllResponse(Mask):
     """Every token from the row's first own token on, environment tokens included."""
 
-    implementation: ClassVar[str] = "rlx.batch:select_response_tokens"
+    implementation: ClassVar[str] = "rlx.mask:select_response_tokens"
     beyond_own: ClassVar[bool] = True
 
 
 class ModelTokens(Mask):
     """Exactly the tokens that the policy generated."""
 
-    implementation: ClassVar[str] = "rlx.batch:select_model_tokens"
+    implementation: ClassVar[str] = "rlx.mask:select_model_tokens"
 
     truncated: Truncated = "learn"
     """Whether rows with a truncated turn are trained on."""
@@ -26,7 +26,7 @@ class ModelTokens(Mask):
 class Effective(Mask):
     """KG-R1's rule: model tokens in multi-turn runs with `state_masking`, otherwise every token."""
 
-    implementation: ClassVar[str] = "rlx.batch:select_effective_tokens"
+    implementation: ClassVar[str] = "rlx.mask:select_effective_tokens"
     beyond_own: ClassVar[bool] = True
 
     state_masking: bool = True
@@ -39,7 +39,7 @@ class Effective(Mask):
 class TurnSpans(Mask):
     """Only the tokens inside the spans that each kind of turn declares."""
 
-    implementation: ClassVar[str] = "rlx.batch:select_span_tokens"
+    implementation: ClassVar[str] = "rlx.mask:select_span_tokens"
 
     fallback: Literal["response", "none"] = "response"
     """For a turn without any of its spans: response trains on the whole turn, so that format
