@@ -5,9 +5,10 @@ import re
 # What a finished run says ------------------------------------------------------------------------
 
 
-def test_following_shows_the_start_the_stages_and_the_results(finished):
-    out, err = finished.submitted.stdout, finished.submitted.stderr
-    assert f"run     {finished.id}  (4 steps)" in out
+def test_following_shows_the_start_the_stages_and_the_results(own_finished):
+    """In a home of its own, in which no other run has stored the warm start."""
+    out, err = own_finished.submitted.stdout, own_finished.submitted.stderr
+    assert f"run     {own_finished.id}  (4 steps)" in out
     assert "held-out problems" in out
     assert "accuracy" in out
     assert "evaluation (after)" in err
@@ -15,13 +16,13 @@ def test_following_shows_the_start_the_stages_and_the_results(finished):
     assert re.search(r"^\d{4}-\S+ \S+  warm start  \d+/100  ", err, re.M)
 
 
-def test_logs(finished, home):
-    shown = home.rlx("logs", finished.id, "-n", "1000").stdout.splitlines()
+def test_logs(own_finished, own_home):
+    shown = own_home.rlx("logs", own_finished.id, "-n", "1000").stdout.splitlines()
     stamped = [line for line in shown if re.match(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d  ", line)]
     assert sum("  warm start  step " in line for line in stamped) >= 10
     ours = ("warm start  step ", "learner: ", "sampler: ", "step ", "done: ")
     assert [line for line in shown if line.startswith(ours)] == [], "each of rlx's has its time"
-    kinds = [event["kind"] for event in home.json("logs", finished.id)]
+    kinds = [event["kind"] for event in own_home.json("logs", own_finished.id)]
     assert {"completed", "resources"} <= set(kinds)
     assert "report_failed" not in kinds
 

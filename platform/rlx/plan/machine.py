@@ -110,7 +110,7 @@ def _require_disk_room(folder: Path) -> None:
 
 
 def _find_small_disk(spec: ExperimentSpec, folder: Path) -> Iterator[Diagnostic]:
-    """Warns if the run's checkpoints and its exported model will not fit."""
+    """Warns if the run's checkpoints and its exported model will not fit, or hardly anything."""
     shape = load_model_shape(spec.model) if isinstance(spec.model, PretrainedModelSpec) else None
     disk = shape and estimate_disk(spec, shape)  # tiny models need little
     free = free_bytes(folder)
@@ -124,6 +124,10 @@ def _find_small_disk(spec: ExperimentSpec, folder: Path) -> Iterator[Diagnostic]
             kind="machine",
             severity="warning",
         )
+    if free < LOW_DISK_BYTES:
+        message = f"{format_path(folder)} has {format_disk_space(free)} of free space left"
+        help_ = "free some space, or set RLX_HOME to a folder on another disk"
+        yield build_error((), message, help_, kind="machine", severity="warning")
 
 
 # Requirements of the spec ---------------------------------------------------------------------
