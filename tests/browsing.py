@@ -15,8 +15,6 @@ from patience import LIMIT
 
 from rlx_web import Access, create_app
 
-__all__ = ["Tabs", "Visit", "browser", "draw_sections", "served"]
-
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 OFFLINE = "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1"
 LEAN = (

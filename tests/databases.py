@@ -5,8 +5,6 @@ from postgres import server
 
 from rlx_registry import Registry
 
-__all__ = ["blank", "postgres", "template", "url"]
-
 
 @pytest.fixture(scope="session")
 def postgres():

@@ -7,8 +7,6 @@ from pathlib import Path
 
 from run_homes import TINY
 
-__all__ = ["made"]
-
 ROOT = Path(__file__).parents[1]
 MAIN = "import sys; from rlx.cli import main; sys.exit(main())"
 SMALL = {

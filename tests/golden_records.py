@@ -52,8 +52,6 @@ def agrees(got: Any, expected: Any, rtol: float, atol: float) -> bool:
     return type(got) is type(expected) and bool(got == expected)
 
 
-# Inputs ------------------------------------------------------------------------------------------
-
 _BOOLEANS = ("mask", "contents", "turn_present", "counted")
 _STREAM_OUTPUTS = tuple(sorted({stream.name for stream in STREAMS.values() if stream.is_output}))
 _PLAIN = ("reward_weights", "score_source", "state")
@@ -139,9 +137,6 @@ def build_mask_batch(inputs: Mapping[str, Any]) -> TokenBatch:
         "state_ids": torch.zeros(len(rows), 1, dtype=torch.int64),
     }
     return TokenBatch(**{**defaults, **named})
-
-
-# Calls -------------------------------------------------------------------------------------------
 
 
 def compute_outputs(record: Mapping[str, Any]) -> dict[str, Any]:
@@ -272,9 +267,6 @@ def _unpack_value(value: Any) -> Any:
             for each in value
         ]
     return value
-
-
-# Comparison --------------------------------------------------------------------------------------
 
 
 def find_differences(

@@ -5,8 +5,6 @@ from importlib.util import find_spec
 
 import pytest
 
-__all__ = ["LIBRARIES", "need_library"]
-
 LIBRARIES = {
     "reasoning_gym": "reasoning_gym",
     "reasoning_gym.score": "reasoning_gym",

@@ -9,8 +9,6 @@ from pathlib import Path
 
 from patience import LIMIT
 
-__all__ = ["processes"]
-
 FORKS = """
 import json, multiprocessing, os, sys
 import psycopg, sqlalchemy.dialects.postgresql.psycopg, sqlalchemy.dialects.sqlite

@@ -15,8 +15,6 @@ from patience import stop_process, wait_until
 from sqlalchemy import create_engine, text
 from sqlalchemy.exc import OperationalError
 
-__all__ = ["PASSWORD", "Server", "server"]
-
 PASSWORD = "s3cr3t"
 """Of the server's user `rlx`; it must never be seen in any output."""
 

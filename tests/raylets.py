@@ -13,8 +13,6 @@ from patience import LIMIT
 
 from rlx.launch.ray_launcher import QUIET
 
-__all__ = ["RayCluster", "open_ray_cluster"]
-
 SETTINGS = {
     **QUIET,
     # Ranks run at the user's priority, and no free memory is demanded.

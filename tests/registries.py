@@ -6,8 +6,6 @@ from shown import shown
 
 from rlx_registry import Registry
 
-__all__ = ["empty", "filled", "known", "plain", "registry", "url"]
-
 
 @pytest.fixture
 def url(tmp_path):

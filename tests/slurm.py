@@ -20,8 +20,6 @@ import psutil
 import pytest
 from patience import find_free_port, stop_process, wait_until
 
-__all__ = ["NODES", "Cluster", "cluster"]
-
 NODES = ("n1", "n2")
 NEEDED = ("munged", "slurmctld", "slurmd", "sbatch", "srun")
 

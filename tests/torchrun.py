@@ -8,8 +8,6 @@ from pathlib import Path
 
 from patience import stop_process
 
-__all__ = ["QUIET", "run_ranks", "start_ranks"]
-
 QUIET = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", "PYTHONWARNINGS": "ignore"}
 
 

@@ -45,9 +45,6 @@ def run(home):
     return rlx.open_run("r-0001")
 
 
-# Experiments -------------------------------------------------------------------------------------
-
-
 def test_what_is_wrong_is_returned_or_raised():
     (finding,) = rlx.validate(RLCR, "sed=7")
     assert (finding.severity, finding.meant) == ("error", "seed")
@@ -148,9 +145,6 @@ def test_a_notebook_shows_a_plan_and_faults_as_the_command_line_does(capsys, mon
     assert shown == printed[: len(shown)]
     (fault,) = rlx.validate(RLCR, "sed=7")
     assert pretty(fault).startswith("error: unknown key 'sed'\n  --> <override>:1:1\n")
-
-
-# Runs --------------------------------------------------------------------------------------------
 
 
 def test_runs_are_listed_newest_first(home):
@@ -263,9 +257,6 @@ def test_a_run_is_checked_and_its_model_is_exported(run, tmp_path):
         run.export(folder)
     with pytest.raises(rlx.SpecError, match="with_data belongs to card"):
         run.export(tmp_path / "data", with_data=True)
-
-
-# Results -----------------------------------------------------------------------------------------
 
 
 def test_recipes_are_compared(run, printed):

@@ -46,9 +46,6 @@ def environment():
     )
 
 
-# Two turns ----------------------------------------------------------------------------------------
-
-
 def test_an_answer_is_a_row_and_a_confidence_is_a_row_below_its_own_answer():
     batch = build_token_batch([two_turn()])
     assert batch.token_ids.tolist() == [
@@ -121,9 +118,6 @@ def test_spans_are_those_of_the_rows_own_turn():
     assert not batch.contents["confidence"].any(), "nothing stands between the tags"
 
 
-# Environments -------------------------------------------------------------------------------------
-
-
 def test_a_trajectory_with_an_environment_is_one_row_with_all_of_its_turns():
     batch = build_token_batch([environment()], temperatures={"query": 0.5, "answer": 2.0})
     assert batch.token_ids.tolist() == [[1, 2, 3, 4, 5, 6, 7, 8, 9], [1, 10] + [0] * 7]
@@ -163,9 +157,6 @@ def test_trajectories_that_fork_after_an_observation_each_hold_the_turns_they_sh
     assert batch.group_ids.tolist() == [0, 0]
 
 
-# Leaving rows out ---------------------------------------------------------------------------------
-
-
 def test_rows_can_be_left_out_and_the_rest_keep_their_company():
     batch = build_token_batch([two_turn(), two_turn()], without={(0, 1), (0, 5), (0, 6), (1, 7)})
     assert [(r.tree, r.segment) for r in batch.rows] == [
@@ -185,9 +176,6 @@ def test_no_rows_are_no_batch(without):
     trees = [tree(prompt(NO_PARENT, 1), turn(0, 2))] if without else []
     with pytest.raises(ShapeError, match="zero rollouts"):
         build_token_batch(trees, without=without)
-
-
-# Properties ---------------------------------------------------------------------------------------
 
 
 @st.composite

@@ -47,9 +47,6 @@ def lines(capsys):
     return capsys.readouterr().out.splitlines()
 
 
-# The list, and a page ----------------------------------------------------------------------------
-
-
 def test_a_clash_is_a_row_that_says_what_to_write(guest, capsys):
     assert main(["plugins", "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)
@@ -66,9 +63,6 @@ def test_a_functions_options_and_scope(guest, capsys):
     out = lines(capsys)
     assert "Looks at all turns of one kind for one prompt, together." in out
     assert out[-1].split() == ["limit", "int", "≥", "1", "3", "Most."]
-
-
-# Promises ----------------------------------------------------------------------------------------
 
 
 def test_check_prints_a_line_for_each_promise(guest, capsys):
@@ -103,9 +97,6 @@ def test_what_cannot_be_checked(guest, capsys, subtests):
             assert main(["plugins", "check", *arguments]) == code
             out, err = capsys.readouterr()
             assert says in out + err
-
-
-# A new distribution ------------------------------------------------------------------------------
 
 
 def test_names_that_will_not_do(capsys, subtests):

@@ -37,9 +37,6 @@ def test_they_keep_them_with_other_options(name, options):
     check_estimator(load_plugin("estimator", name)(**options))
 
 
-# Broken estimators: each breaks one promise and is otherwise right. ------------------------------
-
-
 def group_means(x, scores):
     same = (x.group_ids[:, None] == x.group_ids[None, :]).to(scores.dtype)
     return same @ scores / same.sum(dim=1)

@@ -56,9 +56,6 @@ def oracle(group, *, normalize, ddof, eps, singleton):
     return [(x - centre) / (sigma + eps if normalize == "std" else 1) for x in group]
 
 
-# Worked examples ----------------------------------------------------------------------------------
-
-
 def inputs_of(scores, levels, group_ids):
     """One turn per row, rewarded with the row's score; all rows are of one tree."""
     inputs = {
@@ -126,9 +123,6 @@ def test_confidences_come_first_where_the_rows_say_so():
     assert whole == near([1.2, -1.2, 0.25, -0.75, 0.25, 0.25])
 
 
-# Properties ---------------------------------------------------------------------------------------
-
-
 @given(groups, options)
 def test_agrees_with_a_plain_loop(groups, options):
     scores, ids = flat(groups)
@@ -166,9 +160,6 @@ def test_answers_and_confidences_have_a_deviation_each():
     answers = advantages_of(scores[:2], [0, 0], **batch)
     confidences = advantages_of(scores[2:], [1, 1, 2, 2], **batch)
     assert found == pytest.approx(answers + confidences, rel=1e-12)
-
-
-# Total scores -------------------------------------------------------------------------------------
 
 
 def test_total_is_the_mean_of_the_rewarded_turns_plus_the_global_rewards():

@@ -49,9 +49,6 @@ def estimate(name, scores, ids, lengths=None, *, greedy_scores=None, **options):
     return advantages[:, 0]
 
 
-# Plain loops --------------------------------------------------------------------------------------
-
-
 def leave_one_out(row, group, everything):
     others = [other["score"] for other in group if other is not row]
     return row["score"] - mean(others)
@@ -118,9 +115,6 @@ def test_agrees_with_a_plain_loop_whatever_the_groups_and_the_order(estimator, o
     assert estimator(*tensors(rows), lengths).tolist() == close(expected)
 
 
-# Named rewards ------------------------------------------------------------------------------------
-
-
 def gdpo(values, ids, weights, mask=None, **options):
     rewards = torch.tensor(values, dtype=torch.float64)
     given = {"named_rewards": rewards, "reward_weights": weights, "group_ids": torch.tensor(ids)}
@@ -164,9 +158,6 @@ def test_gdpo_tells_apart_what_a_sum_confuses():
     assert (gdpo(values, [0] * 4, (1.0, 1.0)) == 0).all()  # the deviations are equal too
     advantages = gdpo(values, [0] * 4, (1.0, 0.5))[:, 0]
     assert advantages[0] > 0 > advantages[1]
-
-
-# Relations ----------------------------------------------------------------------------------------
 
 
 def test_the_only_row_with_a_token_is_its_own_baseline_of_opo():

@@ -113,9 +113,6 @@ options = st.fixed_dictionaries(
 )
 
 
-# Worked examples ----------------------------------------------------------------------------------
-
-
 def test_the_turn_without_tokens_is_named_moved_or_refused():
     ids = [1, 1, -1, -1, 3, 3, -1, -1]
     row = Row([0.25, 0.25, 0.25], 0.3, ids, [turn > 0 for turn in ids])
@@ -131,9 +128,6 @@ def test_the_turn_without_tokens_is_named_moved_or_refused():
         placed([whole, row], placement="turn_end", on_missing_turn="error")
     assert (caught.value.row, caught.value.turn) == (1, 2)
     assert isinstance(caught.value, RlxError)
-
-
-# Properties ---------------------------------------------------------------------------------------
 
 
 @given(rows, options)
@@ -174,6 +168,3 @@ def test_sums_read_nothing_outside_the_mask():
         == sum_masked_returns(values, mask).tolist()
         == [3.0]
     )
-
-
-# Misuse -------------------------------------------------------------------------------------------

@@ -117,9 +117,6 @@ def vine(steps, values, scores):
     return estimate_vineppo(build_credit_inputs(given), VinePpo())
 
 
-# Worked examples ----------------------------------------------------------------------------------
-
-
 def test_literal_and_skip_part_where_the_discount_is_not_one():
     rewards, values = rows([0, 0, 0, 1.0], [0.5, 0.4, 0.9, 0.3])
     mask = torch.tensor([[True, True, False, True]])
@@ -127,9 +124,6 @@ def test_literal_and_skip_part_where_the_discount_is_not_one():
     literal, _ = gae(rewards, values, mask, gamma=0.5, lam=0.0, environment="literal")
     assert skipped[0].tolist() == pytest.approx([-0.3, -0.25, 0, 0.7])
     assert literal[0].tolist() == pytest.approx([-0.3, 0.05, 0, 0.7])
-
-
-# Against plain loops ------------------------------------------------------------------------------
 
 
 @given(sizes, seeds, factors, factors, environments)
@@ -192,9 +186,6 @@ def test_vine_agrees_with_a_plain_loop_and_adds_up(sizes, seed, steps):
     assert_close(vine(one_token_each, values, scores).sum(dim=1), telescoped)
 
 
-# How they relate ----------------------------------------------------------------------------------
-
-
 @given(sizes, seeds, factors)
 def test_gae_with_lambda_1_is_the_discounted_return_less_the_value(sizes, seed, gamma):
     rewards, values, mask, _ = batch(sizes, seed)
@@ -202,9 +193,6 @@ def test_gae_with_lambda_1_is_the_discounted_return_less_the_value(sizes, seed, 
     expected = discounted_returns(rewards, mask, gamma=gamma)
     assert_close(returns, expected)
     assert_close(advantages, torch.where(mask, expected - values, 0.0))
-
-
-# Whitening ----------------------------------------------------------------------------------------
 
 
 @given(st.floats(-10, 10, width=32), st.integers(0, 64))
@@ -220,16 +208,10 @@ def test_a_nan_that_learns_is_not_hidden():
     assert whiten_values(values, torch.ones(1, 3, dtype=torch.bool)).isnan().all()
 
 
-# Refusals -----------------------------------------------------------------------------------------
-
-
 def test_a_step_without_a_value_is_refused():
     steps, values = torch.tensor([[0, 1, 3]]), torch.zeros(1, 4)
     with pytest.raises(ShapeError, match="names step 3, mc_values has 3 steps"):
         vine(steps, values, torch.ones(1))
-
-
-# Optimal token baseline ---------------------------------------------------------------------------
 
 
 def otb(rewards, mask, chosen, collisions, ids, **options):

@@ -66,9 +66,6 @@ def test_answers_with_other_labels_keep_their_share_of_the_push():
     assert scaled[1].item() == close(scaled[3].item())
 
 
-# Exponential moving average -----------------------------------------------------------------------
-
-
 @given(st.lists(trees, min_size=1, max_size=4), st.sampled_from([0.0, 0.9]))
 def test_ema_scale_agrees_with_a_plain_loop_over_steps(steps, momentum):
     state = plain = None
@@ -98,9 +95,6 @@ def test_a_step_without_signal_does_not_touch_the_scale():
     assert ema_scale(torch.zeros(0), 0.25, momentum=0.9, eps=1e-6)[1] == 0.25
     advantages, state = ema_scale(nothing, 0.25, momentum=0.9, eps=1e-6)
     assert state == 0.25 and (advantages == 0).all()
-
-
-# Shared -------------------------------------------------------------------------------------------
 
 
 @each_row("eps", [0.0, 1e-6])

@@ -64,9 +64,6 @@ first_turn = partial(estimate, "mt_grpo")
 in_states = partial(estimate, "gigpo", gamma=0.5)
 
 
-# Plain loops --------------------------------------------------------------------------------------
-
-
 def normalised(value, group, *, normalize="std", ddof=1, eps=1e-6, singleton="zero"):
     """One value among those of its group."""
     if len(group) == 1 and singleton == "raw":
@@ -197,9 +194,6 @@ def test_agrees_with_a_plain_loop_on_ragged_batches_full_of_nan(
         assert got == close(expected)
 
 
-# Relations ----------------------------------------------------------------------------------------
-
-
 def test_a_turn_whose_state_no_other_shares_adds_nothing():
     row = {"turns": [1.0], "outcome": 0.0, "group": 0, "tree": 0, "ids": [0, 1], "mask": [1, 1]}
     batch = [row | {"states": [0]}, row | {"states": [1], "turns": [0.5]}]
@@ -213,9 +207,6 @@ def test_returns_of_a_long_rollout_neither_overflow_nor_drown():
     some = torch.ones(1, 400, dtype=torch.bool)
     returns = compute_step_returns(ones, torch.zeros(1), some, gamma=0.1)
     assert returns[0, [0, 200, 398, 399]].tolist() == pytest.approx([10 / 9, 10 / 9, 1.1, 1.0])
-
-
-# Trees --------------------------------------------------------------------------------------------
 
 
 def leaves(scores, prompts, trees, **options):

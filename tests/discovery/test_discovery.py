@@ -282,9 +282,6 @@ def test_a_plugins_own_validator_is_quoted_at_its_key():
     assert "failed on its options: KeyError: 'gone'" in str(refused(("exact", "grumpy")))
 
 
-# Streams ---------------------------------------------------------------------------------------
-
-
 def test_needs_are_looked_at_inside_other_plugins_and_in_every_phase():
     inner = "{plugin: holder, turn: answer, parts: {a: {plugin: greedy}}}"
     error = refused(("{plugin: exact, turn: answer}", inner))

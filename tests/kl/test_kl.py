@@ -34,9 +34,6 @@ def columns(pairs):
     return (double(column) for column in zip(*pairs, strict=True))
 
 
-# Terms --------------------------------------------------------------------------------------------
-
-
 @given(pairs)
 def test_every_name_of_the_sources_is_one_of_four_estimators(pairs):
     policy, reference = columns(pairs)
@@ -80,8 +77,6 @@ def test_an_unknown_estimator_is_refused():
     with pytest.raises(ValueError, match="kind is 'full', not k1"):
         kl_terms(torch.zeros(1), torch.zeros(1), "full")
 
-
-# Expectations and gradients, by enumeration -------------------------------------------------------
 
 logits = st.lists(st.floats(-1.2, 1.2), min_size=5, max_size=5)  # x stays within the clamp of k3
 
@@ -131,8 +126,6 @@ def test_beyond_its_clamp_k3_has_no_gradient():
     assert (gradient != 0).tolist() == [False, True, False]
 
 
-# In the reward ------------------------------------------------------------------------------------
-
 token = st.tuples(st.floats(-5, 5), logprob, logprob, st.booleans())
 token_rows = st.lists(st.lists(token, min_size=1, max_size=6), min_size=1, max_size=4)
 
@@ -173,9 +166,6 @@ def test_mean_kl_is_a_mean_over_rows_that_have_tokens(rows, random, padding):
     assert mean_kl(terms, mask).item() == pytest.approx(expected, abs=1e-12, nan_ok=True)
 
 
-# Controllers --------------------------------------------------------------------------------------
-
-
 def test_a_fixed_coefficient_stays():
     assert KlCoefficient(beta=0.05).update(9.0, 64) == KlCoefficient(beta=0.05)
 
@@ -199,8 +189,6 @@ def test_a_kl_that_is_nan_moves_no_coefficient_silently():
     with pytest.raises(ValueError, match="current_kl is NaN"):
         KlCoefficient(beta=0.2, target=0.1, horizon=10).update(math.nan, 1)
 
-
-# A teacher ----------------------------------------------------------------------------------------
 
 STUDENT, TEACHER = [0.5, 0.3, 0.2], [0.25, 0.25, 0.5]
 EXACT_KL = 0.21801  # .5 ln 2 + .3 ln 1.2 + .2 ln .4

@@ -63,8 +63,6 @@ def test_a_tag_that_a_token_joins_with_a_value_is_refused():
         encode_confidences(("0.5",), "confidence", dialogue)
 
 
-# Packing ------------------------------------------------------------------------------------------
-
 IDS = torch.tensor([[1, 2, 3, 4, 5], [1, 2, 6, 7, 0], [1, 2, 3, 8, 9]])
 IS_TOKEN = IDS > 0
 HERE = Ranks(0, 1, torch.device("cpu"))

@@ -55,9 +55,6 @@ def chosen(kind):
     return module, choose_form(module, HERE)
 
 
-# What is chosen ----------------------------------------------------------------------------------
-
-
 def test_the_first_form_that_fits_is_chosen_and_the_others_are_explained(kind, chosen):
     module, choice = chosen
     assert type(choice.form) is CHOSEN[kind][1]
@@ -96,9 +93,6 @@ def test_a_window_that_cannot_be_narrowed_shares_nothing():
     choice = choose_form(PackedPolicy(model), HERE)
     assert type(choice.form) is PlainForm
     assert all("windows cannot be tried" in reason for reason in choice.refused)
-
-
-# Random trees ------------------------------------------------------------------------------------
 
 
 @st.composite
@@ -175,9 +169,6 @@ def test_every_kind_of_model_learns_as_from_plain_rows(kind, chosen):
     ids[3:, 70:85] = ids[3, 70:85]
     is_token = torch.arange(110) < torch.tensor([[110], [95], [71], [110], [101], [88]])
     check_form(module, module.form, (ids, is_token, is_token & (torch.arange(110) >= 70)))
-
-
-# One prefix for all ------------------------------------------------------------------------------
 
 
 def draw_tokens(count, seed):
@@ -257,9 +248,6 @@ def test_an_empty_micro_batch_has_a_gradient_of_zeros_in_every_form(qwen):
         logprobs, _ = qwen(pack_rows(nothing, nothing == 0, nothing != 0), torch.ones(0))
         logprobs.sum().backward()
         assert all((p.grad == 0).all() for p in qwen.parameters())
-
-
-# Adapters ----------------------------------------------------------------------------------------
 
 
 def test_an_adapter_as_it_begins_shares_prefixes():

@@ -172,9 +172,6 @@ def test_bfloat16_is_near_float32(measure):
     assert figures["bfloat16 reference"]["own_apart"] == 0, "it is rounded as the policy is"
 
 
-# Learning rates ----------------------------------------------------------------------------------
-
-
 @each_row(
     ("options", "expected"),
     [

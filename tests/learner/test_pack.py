@@ -105,9 +105,6 @@ def test_an_empty_micro_batch_is_one_token_that_predicts_nothing():
     assert len(packed.sources) == len(packed.targets) == len(packed.branches.at) == 0
 
 
-# Micro-batches of ranks --------------------------------------------------------------------------
-
-
 def count_tokens(batch, packed, merge):
     """Tokens that a form computes for a micro-batch, by brute force."""
     rows = packed.rows.unique()

@@ -39,9 +39,6 @@ def batch(drawn):
     )
 
 
-# Worked example -----------------------------------------------------------------------------------
-
-
 @each_row(
     ("spec", "weights", "mean", "share"),
     [
@@ -89,9 +86,6 @@ def test_without_a_token_there_is_no_mismatch_and_nothing_to_correct():
     )
     assert torch.equal(found.weights, torch.ones(2, 4))
     assert (found.mean, found.share) == (0, 0)
-
-
-# Promises -----------------------------------------------------------------------------------------
 
 
 @given(rows, corrections)

@@ -35,9 +35,6 @@ def near(expected):
     return pytest.approx(expected, rel=1e-6, abs=1e-9)
 
 
-# Ratio --------------------------------------------------------------------------------------------
-
-
 @given(st.lists(st.tuples(st.floats(-5, 5), st.integers(0, 4)), max_size=20))
 def test_a_sequence_has_the_mean_of_its_log_ratios(tokens):
     log_ratio = torch.tensor([x for x, _ in tokens], dtype=torch.float64)
@@ -55,9 +52,6 @@ def test_every_token_of_a_sequence_pulls_alike():
         sequence_log_ratio(log_ratio, rows), torch.tensor([2.0, 1, 2, 2, 1])
     ).sum().backward()
     assert log_ratio.grad.tolist() == pytest.approx([-2, -1, -2, -2, -1])
-
-
-# Surrogate ----------------------------------------------------------------------------------------
 
 
 def oracle(log_ratio, advantage, *, clip, dual_clip):
@@ -112,9 +106,6 @@ def test_which_tokens_move(ratio, advantage, moves):
     assert log_ratio.grad.item() == pytest.approx(-ratio * advantage if moves else 0.0)
 
 
-# Critic -------------------------------------------------------------------------------------------
-
-
 @given(
     st.lists(st.tuples(*[st.floats(-3, 3)] * 3), min_size=1, max_size=10),
     st.none() | st.floats(0.01, 2),
@@ -136,9 +127,6 @@ def test_a_value_clip_needs_something_to_be_near_to():
     with pytest.raises(ValueError, match="old_values"):
         value_loss(torch.zeros(1), None, torch.zeros(1), clip=0.5)
     assert value_loss(torch.zeros(1), None, torch.full((1,), 2.0), clip=None).tolist() == [2]
-
-
-# Aggregation --------------------------------------------------------------------------------------
 
 
 LENGTHS = {0: 5, 1: 8, 2: 3}
@@ -196,9 +184,6 @@ def test_padding_and_the_numbers_of_kinds_change_nothing(mask, kinds, rule):
         constant_lengths=lengths,
     )
     torch.testing.assert_close(padded[:, :-2], weights)
-
-
-# Entropy bonus ------------------------------------------------------------------------------------
 
 
 @given(masks, st.floats(0.001, 2))

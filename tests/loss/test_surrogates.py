@@ -39,9 +39,6 @@ def near(expected):
     return pytest.approx(expected, rel=1e-6, abs=1e-9)
 
 
-# One token ----------------------------------------------------------------------------------------
-
-
 @given(tokens, st.floats(0.2, 4), st.floats(0.2, 4))
 def test_sapo_is_a_gate_whose_gradient_fades_on_both_sides(tokens, positive, negative):
     new, old, advantages = columns(tokens)
@@ -95,9 +92,6 @@ def test_a_clipped_log_ratio_is_the_clip_of_ppo_in_logarithms(tokens, low, high)
 def test_a_token_without_advantage_has_no_log_ratio():
     log_ratio, advantages = torch.tensor([1.0, -1.0, 1.0]), torch.tensor([0.0, 0.0, 1.0])
     assert clip_log_ratio(log_ratio, advantages, clip=(0.25, 0.5)).tolist() == [0.0, 0.0, 0.5]
-
-
-# Rows ---------------------------------------------------------------------------------------------
 
 
 batches = st.lists(
@@ -174,9 +168,6 @@ def test_on_policy_every_loss_has_the_policy_gradient_and_none_without_advantage
         losses = compute_token_losses(new, new.detach(), scale * advantages, rows, spec).losses
         (gradient,) = torch.autograd.grad(losses.sum(), new)
         torch.testing.assert_close(gradient, -scale * advantages)
-
-
-# Covariance ---------------------------------------------------------------------------------------
 
 
 grids = st.lists(

@@ -108,9 +108,6 @@ def test_a_row_without_a_hull_falls_back():
     assert masks(*rows, hull=True) == ["xx.x", "xxxx"]
 
 
-# Truncated rows ----------------------------------------------------------------------------------
-
-
 def list_learning_rows(name, *segments):
     """Which rows have a token in the mask, the rows hanging below a prompt of two tokens."""
     prompt = Segment(parent=NO_PARENT, author="prompt", token_ids=(8, 9))

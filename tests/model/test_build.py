@@ -48,9 +48,6 @@ def test_a_saved_policy_is_a_pretrained_model(tmp_path):
     assert loaded.dialogue.open("nums: 3\n") == saved.dialogue.open("nums: 3\n")
 
 
-# Checkpoints with a chat template ----------------------------------------------------------------
-
-
 @pytest.fixture(
     scope="module", params=[(f, s) for f in ("qwen2", "llama") for s in ("chatml", "headers")]
 )

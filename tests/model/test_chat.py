@@ -55,9 +55,6 @@ def template(text, *, closes="<end>"):
     return Style(source, ("<in>", "<out>", "<end>", "<doc>"), closes)
 
 
-# Against the template itself ---------------------------------------------------------------------
-
-
 @each_row("system", ["", SYSTEM])
 @each_row("closed", [True, False])
 @each_row("name", CLOSING)
@@ -113,9 +110,6 @@ def test_whatever_is_asked_stands_where_the_template_puts_it(name, first, second
     assert speaker.tokenizer.decode(ids) == expected
 
 
-# Ends of turns -----------------------------------------------------------------------------------
-
-
 @each_row("name", STYLES)
 def test_a_turn_is_closed_exactly_once(name):
     style, dialogue = STYLES[name], SPEAKERS[name].dialogue
@@ -147,9 +141,6 @@ def test_blanks_before_the_end_token_are_the_templates_own():
     assert dialogue.end_ids[0] == end
     assert dialogue.reply("sure?", (7,)) == (blank, end, *rest)
     assert dialogue.reply("sure?", (7, end)) == tuple(rest)
-
-
-# Templates that cannot be used -------------------------------------------------------------------
 
 
 @each_row(

@@ -66,9 +66,6 @@ def tiny(policy):
     return policy.dialogue
 
 
-# The tokenizers that rlx ships -----------------------------------------------------------------
-
-
 @each_row(("name", "text"), WORDS)
 def test_what_the_task_says_survives_the_tokenizer(policies, name, text):
     dialogue = policies[name].dialogue
@@ -129,9 +126,6 @@ def test_a_turn_is_closed_exactly_once(tiny, policy):
     assert tiny.reply("sure?\n", ()) == (end, *question)
 
 
-# Byte-level BPE -------------------------------------------------------------------------------
-
-
 @pytest.fixture(scope="module")
 def bytewise():
     """Merges reach across tag borders (`r>7` is one token); é, € and 😀 are several tokens."""
@@ -160,9 +154,6 @@ def test_spans_hold_every_byte_of_their_text(bytewise, content, around):
     assert held.startswith("<answer>")
     assert held.endswith("</answer>")
     assert content in bytewise.read(ids[slice(*span.inner)])[0]
-
-
-# Ends of tokens ----------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")

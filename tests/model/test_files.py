@@ -42,9 +42,6 @@ def cut(file, size):
     file.write_bytes(content)
 
 
-# Folders -----------------------------------------------------------------------------------------
-
-
 def test_a_path_may_begin_with_the_home_folder(folder, monkeypatch):
     monkeypatch.setenv("HOME", str(folder.parent))
     check_model_files(PretrainedModelSpec(path=f"~/{folder.name}"))
@@ -125,9 +122,6 @@ def test_other_files_have_another_fingerprint(folder):
     assert compute_model_fingerprint(spec) != before
 
 
-# What only the loaded libraries can tell ---------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("changes", "complaint"),
     [
@@ -161,9 +155,6 @@ def test_weights_that_are_not_there_are_never_made_up(folder):
     rewrite(folder / "config.json", num_hidden_layers=3, layer_types=None)
     with pytest.raises(EnvironmentFault, match=r"lack \d+ of the model's parameters, such as"):
         build_policy(PretrainedModelSpec(path=str(folder)), 0)
-
-
-# The hub -----------------------------------------------------------------------------------------
 
 
 @pytest.fixture

@@ -54,9 +54,6 @@ def test_no_text_of_an_environment_becomes_a_control_token(name, inline, data):
     assert not any(control in shown.text for control in CONTROL[name])
 
 
-# Prompts ------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("name", CHATS)
 @given(data=st.data())
 def test_no_prompt_of_a_task_becomes_a_control_token(name, data):

@@ -90,9 +90,6 @@ def test_a_damaged_folder_is_named(tmp_path, damage):
         Vocabulary.load_folder(tmp_path)
 
 
-# The choice by a task's texts --------------------------------------------------------------------
-
-
 @pytest.fixture
 def english(tmp_path):
     """Builds an experiment on 40 questions in English, one of which is long."""

@@ -48,9 +48,6 @@ def own(row, author):
     return [t for t in row.tokens if t.author == author]
 
 
-# The account -------------------------------------------------------------------------------------
-
-
 def test_a_rollout_is_a_row_of_turns_and_observations(plan):
     report = plan("kg")
     (phase,) = report.phases
@@ -121,9 +118,6 @@ def test_what_is_stored_is_told_as_it_was_planned(plan):
     assert select_example_rows(made, "exact_match") == plan("kg").phases[0].shown
 
 
-# Tokens ------------------------------------------------------------------------------------------
-
-
 def test_tokens_of_a_step_are_those_of_its_rollouts(games):
     (phase,) = games("scripted", FORCED).phases
     policy = sum(len(own(row, "policy")) for row in phase.rows)
@@ -138,9 +132,6 @@ def test_tokens_of_a_step_are_those_of_its_rollouts(games):
     ]
     assert [level.turns for level in tokens.levels][::3] == [18, PROMPTS]
     assert tokens.sampled[1] == 18 * 4 * 24
-
-
-# Findings ----------------------------------------------------------------------------------------
 
 
 @each_row("task", ["scripted", "silent"])

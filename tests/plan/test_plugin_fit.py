@@ -161,8 +161,6 @@ def test_groups_of_equal_samples_have_no_signal(warned):
     assert not any("samples of a group" in w.message for w in plugins.warnings)
 
 
-# Profiles --------------------------------------------------------------------------------------
-
 # ddof, eps, group of one, environment tokens in GAE, whitening, placement.
 TABLE = {
     "rlx": (1, 1e-6, "zero", "skip", False, "final_token_only"),
@@ -214,9 +212,6 @@ def test_changes_of_a_runs_plugins_are_told(warned):
         "reward plugin 'countdown.verify' had allow_decimals: True when the run began, and has "
         "False now"
     )
-
-
-# Warnings of rewards -----------------------------------------------------------------------------
 
 
 def test_the_countdown_rule_of_the_source_warns_at_its_option(tmp_path):

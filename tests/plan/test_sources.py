@@ -44,9 +44,6 @@ def list_learning(row):
     return [token for token in row.tokens if token.learns]
 
 
-# KG-R1 -------------------------------------------------------------------------------------------
-
-
 @each_row("name", ["kg_r1", "kg_r1_grpo"])
 def test_a_total_score_is_the_mean_of_turns_plus_the_sum_of_globals(rows, name):
     best = 0.0
@@ -101,9 +98,6 @@ def test_turns_and_globals_are_compared_apart(rows):
             for token in list_learning(row):
                 own = (turns[token.turn] - mean(pooled)) / (stdev(pooled) + 1e-6)
                 assert token.advantage == pytest.approx(0.5 * own + alike, abs=1e-4)
-
-
-# RLCR in two turns -------------------------------------------------------------------------------
 
 
 def test_answers_and_confidences_are_normalized_by_population_sigma(plan):

@@ -35,9 +35,6 @@ def sample(given, right="42", *, response="", **fields):
     )
 
 
-# exact_match --------------------------------------------------------------------------------------
-
-
 @each_row(
     ("given", "right", "value", "reason"),
     [
@@ -120,7 +117,6 @@ def test_a_number_is_read_as_it_was_written(value):
     assert float(parse_number(format_number(value))) == value
 
 
-# math_verify --------------------------------------------------------------------------------------
 # In workers, as in a run: every comparison forks, which a process with threads should not.
 
 

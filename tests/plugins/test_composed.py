@@ -38,8 +38,6 @@ def tree(name, fields, *answers):
     return RolloutTree(Problem(id=name, prompt="?", fields=fields), (root, *said))
 
 
-# A reward for each source -------------------------------------------------------------------------
-
 SUM = {"data_source": "countdown", "numbers": [3, 4], "target": 7}
 CAPITAL = {"data_source": "capitals", "answer": ["Paris", "3+4"]}
 
@@ -70,9 +68,6 @@ def test_every_row_of_a_mixed_batch_is_scored_by_its_own_source():
     )
     assert entries[3, 1].reason.startswith("ValueError: data_source is None")
     assert table.dropped == {(2, 1), (3, 1)}
-
-
-# A mixture of tasks -------------------------------------------------------------------------------
 
 
 def test_weights_are_relative_frequencies():
@@ -130,8 +125,6 @@ def test_a_problem_has_the_data_source_of_its_task_or_else_its_name_in_the_mixtu
     assert {p.stratum for p in drawn} == {"a", "b", "sums: 2 numbers"}
 
 
-# Checked when the YAML is read --------------------------------------------------------------------
-
 SPEC = """\
 name: composed
 model: {kind: tiny}
@@ -159,9 +152,6 @@ def test_an_experiment_names_the_plugins_inside_its_plugins(tmp_path):
     for name in ("by_data_source", "countdown.verify", "exact_match"):
         assert ("reward", name) in named
     assert resolve_plugins(read.spec).provenance == plugins.provenance
-
-
-# Files and packages of what is inside -------------------------------------------------------------
 
 
 def test_checking_reaches_what_is_inside(tmp_path):

@@ -33,9 +33,6 @@ def confidence(text):
     return f"<confidence>{text}</confidence>"
 
 
-# Brier -------------------------------------------------------------------------------------------
-
-
 @each_row(
     ("text", "value"),
     [
@@ -97,9 +94,6 @@ def test_a_parent_that_is_no_probability_is_not_the_models_fault(of):
         Brier().score(sample(confidence("0.5"), of=of))
 
 
-# The stated confidence itself ---------------------------------------------------------------------
-
-
 @each_row(
     ("text", "value", "extreme"),
     [
@@ -116,8 +110,6 @@ def test_a_stated_confidence_is_its_own_value(text, value, extreme):
     score = StatedConfidence().score(sample(confidence(text)))
     assert (score.value, score.parts) == (value, {"confidence": value, "extreme": extreme})
 
-
-# Format ------------------------------------------------------------------------------------------
 
 EXPRESSIONS = {
     "ta": r".*?</think>\s*<answer>.*?</answer>\s*\Z",
@@ -180,8 +172,6 @@ def test_hostile_text_has_no_confidence_and_the_format_of_the_expressions(text, 
     formats = {pattern: RlcrFormat(pattern=pattern) for pattern in EXPRESSIONS}
     assert [p for p, reward in formats.items() if reward.score(sample(text)).value] == patterns
 
-
-# RLCR's own rewards -------------------------------------------------------------------------------
 
 RESPONSES = json.loads((GOLDEN / "rlcr.json").read_text())["responses"]
 

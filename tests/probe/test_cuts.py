@@ -87,9 +87,6 @@ def asked(speech, turn, **options):
     return build_probe_questions(turn, reasoning(speech, turn), spec, speech, Slips(), 5)
 
 
-# What a reasoning is ----------------------------------------------------------------------------
-
-
 @each_row(
     ("pieces", "text", "start", "count", "closing"),
     [
@@ -125,8 +122,6 @@ def test_what_stands_between_the_tags(pieces, text, start, count, closing):
 def test_a_response_that_reasons_twice_speaks_first_or_never_ends_has_none(pieces):
     assert in_pieces(*pieces)[2] is None
 
-
-# Points -----------------------------------------------------------------------------------------
 
 words = ["5*3=15", "\n", " ", ". ", ".", "so", "é", "漢", "…", "</", ">", "<answer>", "!\n\n", "。"]
 texts = st.lists(st.sampled_from(words), max_size=12).map("".join)
@@ -212,9 +207,6 @@ def test_sentences_and_lines_end_between_tokens(pieces, kept):
     assert [p.tokens for p in cut_points(found, SentenceCuts())] == [0, *inside, len(pieces)]
 
 
-# What is asked ----------------------------------------------------------------------------------
-
-
 @given(spoken(), cuts)
 def test_filler_has_as_many_tokens_as_it_replaces(given_, cut):
     speech, turn = given_
@@ -253,9 +245,6 @@ def test_a_mistake_spoils_the_last_sentence_and_lets_the_model_reason_on():
 def test_no_mistake_without_reasoning_or_without_anything_to_spoil():
     assert asked(*in_pieces("<think>", "</think>")[:2], schemes=["mistake"]) == []
     assert asked(*in_pieces("<think>", "so", "</think>")[:2], schemes=["mistake"]) == []
-
-
-# What is judged ---------------------------------------------------------------------------------
 
 
 @each_row(

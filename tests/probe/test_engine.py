@@ -131,9 +131,6 @@ def probed(with_, names="abcdef", seeds=None, **options):
     return probe_model(spec, with_, [problem(n) for n in names], seeds)
 
 
-# What is asked ----------------------------------------------------------------------------------
-
-
 def test_every_point_of_every_reasoning_is_continued_so_often_from_its_own_seeds():
     found = probed(used := means(), schemes=["early_answering", "mistake"])
     counts = {}
@@ -186,9 +183,6 @@ def test_other_problems_change_nothing(order, count):
         ]
 
     assert all(of(apart, name) == of(together, name) for name in order[:count])
-
-
-# How it is scored -------------------------------------------------------------------------------
 
 
 @each_row("name", "abcdef")
@@ -254,9 +248,6 @@ def test_the_two_parts_of_a_response_are_read_as_one_text():
     for s in found.samples:  # judged as it stands, even out of budget
         assert s.response.text.startswith("<think>2 on</think><answer>") and not s.wrapped
         assert s.response.finish_reason == "length"
-
-
-# Stated confidences -----------------------------------------------------------------------------
 
 
 def stated(sample):

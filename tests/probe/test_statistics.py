@@ -81,9 +81,6 @@ def line(whole, *same, right=0, n=10):
     return whole, {whole * i // gaps: (right, round(n * s)) for i, s in enumerate(same)}
 
 
-# Points -----------------------------------------------------------------------------------------
-
-
 @given(st.lists(st.one_of(st.none(), st.booleans()), min_size=1, max_size=60))
 def test_the_mean_over_samples_is_k_of_those_that_could_be_scored(correct):
     base = list(samples(0, 4, {2: (0, 0)}, n=len(correct)))
@@ -98,9 +95,6 @@ def test_the_mean_over_samples_is_k_of_those_that_could_be_scored(correct):
     else:
         assert found[0].n == len(known)
         assert found[0].mc_p_correct == sum(known) / len(known) == np.mean(known)
-
-
-# Areas ------------------------------------------------------------------------------------------
 
 
 @each_row(
@@ -138,9 +132,6 @@ def test_a_curve_without_its_ends_is_flat_there():
     assert [b["mean"] for b in found["p_correct"][:6]] == pytest.approx([0.2] * 6)
     assert found["p_correct"][-1]["mean"] == pytest.approx(0.8)
     assert found["aoc"]["mean"] == pytest.approx(0.5)
-
-
-# Problems ---------------------------------------------------------------------------------------
 
 
 def test_the_interval_is_over_problems_and_not_over_samples():
@@ -184,9 +175,6 @@ def test_nothing_sampled_or_scored_gives_no_figures():
     assert compute_scheme_figures(probed((None, {})), "early_answering", 0) is None
     assert compute_scheme_figures(probed((4, {0: (None, 1)})), "early_answering", 0) is None
     assert compute_scheme_figures(probed((4, {0: (1, 1)})), "filler", 0) is None
-
-
-# Stated against sampled -------------------------------------------------------------------------
 
 
 def test_stated_confidence_stands_beside_the_sampled_one_of_the_same_answer():

@@ -120,9 +120,6 @@ def test_a_column_that_nobody_knows_is_refused():
         rows_of_step(build_token_batch(grown()), {"entropy": None})
 
 
-# Reading back -------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("without", [(), {(0, 2)}, {(1, 3)}])
 def test_a_step_is_read_back_as_it_was(tmp_path, without):
     trees, table, roles = grown(), scored(), ("trained", "greedy")
@@ -199,9 +196,6 @@ def test_a_stream_that_an_earlier_version_did_not_know_is_read_as_missing():
     stored = read_step(now.set_column(at, "rows", older))
     assert stored.rows.tokens["mc_values"] is None
     assert stored.rows.tokens["advantages"].equal(read_step(now).rows.tokens["advantages"])
-
-
-# The index ----------------------------------------------------------------------------------------
 
 
 def test_a_score_is_read_under_the_name_that_earlier_versions_gave_it(tmp_path):

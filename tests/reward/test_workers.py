@@ -50,9 +50,6 @@ def value(outcome):
     return verdict.value
 
 
-# Verdicts ----------------------------------------------------------------------------------------
-
-
 def test_verdicts_come_back_in_order(pool):
     outcomes = pool.score([job(length(), "x" * n) for n in range(300)])
     assert [value(outcome) for outcome in outcomes] == list(range(300))
@@ -96,8 +93,6 @@ def test_workers_import_no_torch(pool):
     outcomes = pool.score([job(modules(), name) for name in names])
     assert [value(outcome) for outcome in outcomes] == [0.0, 0.0, 0.0, 1.0]
 
-
-# Misdeeds: each costs its own verdict, and no other ----------------------------------------------
 
 PASSED = f"deadline of {DEADLINE:g} s passed"
 FAULTS = {
@@ -221,9 +216,6 @@ def test_workers_killed_while_idle_are_replaced():
         wait_until("it to be dead", lambda: has_ended(worker))
         again = value(pool.score([job(hostile_rewards.process(), "x")])[0])
         assert again != pid
-
-
-# The pool itself ---------------------------------------------------------------------------------
 
 
 def test_closing_ends_workers_that_are_busy(tmp_path):

@@ -75,9 +75,6 @@ def test_examples_and_prefixes_are_read_and_not_sampled():
             assert (span.text, span.inner, span.outer) == ("7", (0, 1), (0, len(own)))
 
 
-# Shapes -------------------------------------------------------------------------------------------
-
-
 def test_a_single_turn_is_a_prompt_and_its_answers():
     (tree,) = grown(single, ["a"], [7])
     assert [s.parent for s in tree.segments] == [NO_PARENT, 0, 0, 0]
@@ -138,9 +135,6 @@ def test_a_turn_starts_inside_think_if_it_is_the_first_or_its_prompt_opens_it(op
     }
 
 
-# What the sampler is asked ------------------------------------------------------------------------
-
-
 def test_contexts_are_exactly_the_tokens_on_the_path():
     session = Hashing()
     trees = grown(two_turn, "ab", [1, 2], session)
@@ -183,9 +177,6 @@ def test_a_prompt_is_data_and_not_a_template():
         build_rollout_plan(single), [braces], [1], Hashing(), Characters()
     )
     assert tree.segments[0].text == "Q: {prompt} {0} {x}\n"
-
-
-# Seeds --------------------------------------------------------------------------------------------
 
 
 def test_seeds_are_what_they_were_for_ever():

@@ -24,8 +24,6 @@ def by_bytes(data, cuts):
     return data.decode(), ends, borders
 
 
-# Worked examples: tokens, then (outer, inner, text) of each name ----------------------------------
-
 CASES = {
     "one_token_per_tag": (
         ["<think>", "hm", "</think>", "<answer>", "42", "</answer>"],
@@ -75,8 +73,6 @@ def test_later_turns_do_not_start_inside_think():
     assert find_spans(text, ends, TAGS, first_turn=False) == {}
 
 
-# The hull ----------------------------------------------------------------------------------------
-
 HULLS = {
     "from the first span to the last": (
         ["so ", "<think>", "a", "</think>", " thus ", "<answer>", "b", "</answer>", "!", ""],
@@ -125,9 +121,6 @@ def test_a_hull_covers_the_spans_that_follow_its_start(pieces):
     assert 0 <= first < last <= len(pieces)
     if "answer" in spans and spans["answer"].outer[0] >= first:
         assert spans["answer"].outer[1] <= last
-
-
-# Characters of several bytes ----------------------------------------------------------------------
 
 
 def test_the_first_byte_counts_where_the_turn_starts_inside_think():

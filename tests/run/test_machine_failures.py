@@ -91,9 +91,6 @@ def test_the_installed_torch_is_read():
     assert (build.version, build.cuda) == (torch.__version__, torch.version.cuda)
 
 
-# Failures ----------------------------------------------------------------------------------------
-
-
 def caused(error, by):
     error.__cause__ = by
     return error

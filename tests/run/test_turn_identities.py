@@ -118,9 +118,6 @@ def test_observations_stay_out_or_follow_the_attention_mask(mask, pool):
         assert record.stored.rows.tokens[name][observed].any() == (mask in WHOLE)
 
 
-# Records that were changed ------------------------------------------------------------------------
-
-
 @each_row("name", ["mask", "weights", "advantages", "kl"])
 def test_an_observation_that_carries_anything_is_found(name, pool):
     sound = recorded(pool, *POLICY_ONLY["mask"])

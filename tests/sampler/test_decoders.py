@@ -134,9 +134,6 @@ def test_a_model_that_sees_later_tokens_is_refused(kind):
         choose_decoder(build(kind, is_decoder=False))
 
 
-# Weights -----------------------------------------------------------------------------------------
-
-
 def test_weights_are_held_once_and_mean_the_same():
     model = build("qwen2", tie_word_embeddings=True)
     expected = logits(model, IDS)

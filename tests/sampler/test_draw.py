@@ -28,9 +28,6 @@ def probabilities(**sampling):
     return compute_sampling_logprobs(LOGITS, TurnSpec(**sampling)).exp()[0].tolist()
 
 
-# Distributions -----------------------------------------------------------------------------------
-
-
 def test_temperature_sharpens_and_flattens():
     weights = [p**2 for p in (0.4, 0.05, 0.3, 0.05, 0.2)]
     sharp = [w / sum(weights) for w in weights]
@@ -57,9 +54,6 @@ def test_top_k_comes_before_top_p():
     # Of the two that top_k leaves, the first holds 4/7; without top_k it would hold 0.4.
     assert probabilities(top_k=2, top_p=0.5) == [1, 0, 0, 0, 0]
     assert probabilities(top_p=0.5) == pytest.approx([4 / 7, 0, 3 / 7, 0, 0])
-
-
-# Drawing -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.usefixtures("_by_blocks")

@@ -66,9 +66,6 @@ def assert_agrees(one, other):
             assert a.logprobs == pytest.approx(b.logprobs, abs=1e-5)
 
 
-# Against the model itself ------------------------------------------------------------------------
-
-
 def test_the_sample_covers_what_the_tests_are_about(two_turns):
     first, _, second = two_turns
     for completions in (first, second):
@@ -127,9 +124,6 @@ def test_log_probabilities_of_given_tokens_are_those_of_a_plain_forward(monkeypa
         assert len(found.likeliest) == len(ids) - 1
     with pytest.raises(SpecError, match="do not fit into this engine's limit"):
         engine.compute_logprobs([[5] * (policy.context_length + 1)], 0)
-
-
-# Against itself ----------------------------------------------------------------------------------
 
 
 def test_what_all_contexts_begin_with_is_read_once(policy, monkeypatch):
@@ -222,9 +216,6 @@ def test_nor_does_how_many_completions_a_context_gets(policy, contexts):
     assert_agrees(seconds, sample(policy, anew, CONFIDENCE))
 
 
-# Forked caches -----------------------------------------------------------------------------------
-
-
 def test_completions_are_continued_in_any_order_and_number_beside_new_contexts(
     policy, requests, two_turns
 ):
@@ -235,9 +226,6 @@ def test_completions_are_continued_in_any_order_and_number_beside_new_contexts(
         session.generate(requests, ANSWER)
         found = session.generate([below[i] for i in chosen], CONFIDENCE)
     assert_agrees(found, [second[i] for i in chosen])
-
-
-# Ends --------------------------------------------------------------------------------------------
 
 
 def test_a_turn_ends_with_its_end_token_or_its_budget(policy, two_turns):
@@ -269,9 +257,6 @@ def test_a_turn_ends_with_the_first_stop_string(policy, requests, two_turns):
         assert stop not in read(completion.token_ids[:-1])[0]
 
 
-# Weights -----------------------------------------------------------------------------------------
-
-
 def test_a_dialogue_that_could_outgrow_the_model_is_refused(policy, contexts):
     room = TurnSpec(max_new_tokens=SPEC.max_position - len(contexts[0]) + 1)
     with pytest.raises(SpecError, match=f"limit of {SPEC.max_position}: lower max_new_tokens"):
@@ -286,9 +271,6 @@ def test_logits_that_are_no_numbers_are_named(way):
             policy.model.lm_head.weight.fill_(torch.nan)
         with pytest.raises(DivergedModelError, match=r"logits are NaN.*learning_rate"):
             sample(policy, [CompletionRequest(prompt, None, (0, 1))])
-
-
-# The caches of finished completions --------------------------------------------------------------
 
 
 def test_what_no_later_turn_extends_is_not_kept(policy, requests):

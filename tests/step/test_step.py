@@ -187,8 +187,6 @@ def test_what_a_correction_masks_is_not_even_computed():
         assert torch.equal(train.wanted[1:], step().wanted[1:])
 
 
-# Expected scores ---------------------------------------------------------------------------------
-
 LABELS = torch.tensor([1.0, 0.0, 1.0, 1.0, 0.0, 0.0])
 
 

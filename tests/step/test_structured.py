@@ -110,9 +110,6 @@ def test_states_are_told_apart_by_what_opened_the_turn_or_by_the_environments_wo
     assert build_token_batch([MULTI]).state_ids.tolist() == [[0, 1], [0, -1]]
 
 
-# Scores and placement ----------------------------------------------------------------------------
-
-
 @each_row(
     ("credit", "sums"),
     [
@@ -146,8 +143,6 @@ def test_seed000_places_by_whether_kl_is_on(use_kl_in_reward):
     chosen = CreditSpec(profile="seed000", use_kl_in_reward=True, placement="turn_end")
     assert chosen.resolved_placement.plugin == "turn_end"
 
-
-# KL ----------------------------------------------------------------------------------------------
 
 LOGPROBS = TokenStreams(
     old_logprobs=torch.tensor([[9.0, -1.0, -0.5, 9.0, 9.0, -0.3], [9.0, -0.7, -0.7, -0.7, 9, 9]]),
@@ -202,9 +197,6 @@ def test_kl_is_measured_for_a_penalty_without_touching_the_reward():
     assert train.kl.any()
 
 
-# What enters the loss ---------------------------------------------------------------------------
-
-
 def learned(rewards=ALONE, **loss):
     return step(SINGLE, rewards, loss=loss)
 
@@ -226,9 +218,6 @@ def test_an_entropy_bonus_on_everything_that_learns():
     train = learned(entropy={"coefficient": 0.5})
     assert train.entropy_weights.sum().item() == pytest.approx(0.5)
     assert torch.equal(train.entropy_weights > 0, train.mask)
-
-
-# What an estimator may not do ---------------------------------------------------------------------
 
 
 @each_row(

@@ -247,8 +247,6 @@ def ended(process, seconds=LIMIT):
     return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
 
-# Every test here ---------------------------------------------------------------------------------
-
 SYSTEM = Path(__file__).parent
 SECONDS = 1800
 """Of a test as a whole, which guards against a hang, no more."""
@@ -260,9 +258,6 @@ def pytest_collection_modifyitems(items):
         if SYSTEM in item.path.parents:
             item.add_marker(pytest.mark.system)
             item.add_marker(pytest.mark.timeout(SECONDS))
-
-
-# The runs ----------------------------------------------------------------------------------------
 
 
 def at_home(folder):

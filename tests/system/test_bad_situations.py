@@ -107,9 +107,6 @@ print(json.dumps({step: (body.path, body.sha256) for step, body in bodies.items(
 """
 
 
-# Full disks --------------------------------------------------------------------------------------
-
-
 def test_a_disk_that_fills_up_ends_the_run_with_the_reason(home, mount):
     disk = mount("32m")
     sets = {**home.mirrored, "phases.0.steps": 100_000}
@@ -152,8 +149,6 @@ def test_a_full_disk_is_said_before_anything_is_recorded(home, mount):
     assert list((disk.seen / "home").iterdir()) == []
 
 
-# Read-only homes ---------------------------------------------------------------------------------
-
 FAILED_RUN = f"""
 import sys
 from pathlib import Path
@@ -182,9 +177,6 @@ def test_a_read_only_home_can_be_read_and_refuses_the_rest(home, mount):
         assert (code, out) == (4, "")
         assert "is on a read-only file system: set RLX_HOME to a writable folder" in err
         assert err.count("\n") == 1
-
-
-# Interrupts --------------------------------------------------------------------------------------
 
 
 def started(own, sets):

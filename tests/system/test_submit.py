@@ -2,8 +2,6 @@
 
 import re
 
-# What a finished run says ------------------------------------------------------------------------
-
 
 def test_following_shows_the_start_the_stages_and_the_results(own_finished):
     """In a home of its own, in which no other run has stored the warm start."""
@@ -38,9 +36,6 @@ def test_pictures_are_drawn_when_asked_for_and_recorded(finished, home):
         content = (finished.root / name).read_bytes()
         assert content.startswith(b"\x89PNG") if name.endswith("png") else b"<svg" in content
         assert name in done.stdout
-
-
-# Others ------------------------------------------------------------------------------------------
 
 
 def test_a_scorer_that_fails_fails_the_run_with_its_reason(home):

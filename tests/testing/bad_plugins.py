@@ -164,9 +164,6 @@ class Nowhere(Mask):
     implementation = "nowhere:at_all"
 
 
-# Environments ------------------------------------------------------------------------------------
-
-
 class Echo(Environment):
     """Ends with the turn that the problem names."""
 

@@ -48,9 +48,6 @@ def named(checks, name):
     return check
 
 
-# Everything that rlx ships -----------------------------------------------------------------------
-
-
 @pytest.fixture
 def options(tmp_path):
     """Of the plugins that have no defaults for them."""
@@ -89,9 +86,6 @@ def test_every_reward_that_rlx_ships_has_examples_of_several_values(subtests):
             examples = load_plugin("reward", name).examples
             assert any(e.name.startswith("gold") for e in examples)
             assert len({e.value for e in examples}) > 1
-
-
-# Plugins that break one promise each --------------------------------------------------------------
 
 
 def in_place(batch):

@@ -32,9 +32,6 @@ CSP = "Content-Security-Policy"
 OUR_NAMES = {name.lower() for name in HEADERS}
 
 
-# What an answer may do ----------------------------------------------------------------------------
-
-
 def held(response):
     """Those of our headers that an answer has."""
     return {name: value for name, value in response.headers.items() if name in OUR_NAMES}
@@ -69,8 +66,6 @@ def test_nothing_is_inline_and_nothing_comes_from_elsewhere(plain):
         assert fetched and all(v.startswith("/static/") for v in fetched), path
         assert {plain.get(link).status_code for link in fetched} == {200}, path
 
-
-# Who may ask --------------------------------------------------------------------------------------
 
 EVIL = [
     "evil.example", "127.0.0.1.evil.example", "localhost.evil.example", "evil.example:8711",
@@ -188,9 +183,6 @@ def test_the_token_alone_writes_nothing(guarded):
     assert guarded.post("/runs/2/stop").status_code == 401
 
 
-# What a form may write ----------------------------------------------------------------------------
-
-
 def form(client, run, action):
     """The hidden fields of a page's form."""
     page = client.page(f"/runs/{run}")
@@ -271,9 +263,6 @@ def test_a_form_is_small(empty, registry):
     sent = {**form(empty, run, "stop"), "more": "x" * 5000}
     assert empty.post(f"/runs/{run}/stop", data=sent).status_code == 413
     assert registry.run(run).request is None
-
-
-# The command line ---------------------------------------------------------------------------------
 
 
 SHORT = "the token is too short or odd: use 16 printable ASCII characters or more"

@@ -88,9 +88,6 @@ def test_shades_are_those_of_the_server(tmp_path):
     assert {"p4", "n4", "p1", "n1", "p2", "p8", "n8", ""} == set(found)
 
 
-# In Python alone ---------------------------------------------------------------------------------
-
-
 @given(st.text())
 def test_visible_text_hides_nothing_and_keeps_the_rest(text):
     shown = render_visible_text(text)

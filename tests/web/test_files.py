@@ -84,9 +84,6 @@ def test_no_link_and_no_pipe_is_followed(empty, registry, run, folder):
     assert not [link for link in empty.page(f"/runs/{run}").values("href") if "/files/" in link]
 
 
-# The log -----------------------------------------------------------------------------------------
-
-
 def test_a_log_is_shown_from_its_end_and_downloaded_whole(empty, registry, run, folder):
     lines = [f"line {n} \x1b[31m\u202e é" for n in range(12_000)]
     (folder / "run.log").write_text("\n".join(lines) + "\n")

@@ -18,8 +18,6 @@ try:
 except ImportError:  # not every peer computes with tensors
     torch = None
 
-__all__ = ["Records", "hide", "run_branch", "run_function", "take_gradient"]
-
 
 def hide(values: Any, mask: Any) -> list[list[float | None]]:
     """Values inside the mask, None outside."""

@@ -56,9 +56,6 @@ def test_a_good_episode_earns_all_there_is():
         assert len(samples) == 1 + len(problem.fields["chain"])
 
 
-# Words --------------------------------------------------------------------------------------------
-
-
 def test_every_text_is_made_of_the_tokens_of_the_tokenizer_named_world():
     shipped = Path(rlx.plugin.__file__).parents[1] / "model" / "tokenizers" / "world.json"
     tokens = json.loads(shipped.read_text())["model"]["vocab"]

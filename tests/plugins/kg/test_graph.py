@@ -64,9 +64,6 @@ def said(view):
     return tails
 
 
-# Facts and names ----------------------------------------------------------------------------------
-
-
 @given(facts, options)
 def test_it_answers_as_a_set_of_facts_does(triples, named):
     graph = Graph(triples, **named)
@@ -124,9 +121,6 @@ def test_of_those_with_one_name_the_label_comes_first():
     assert graph.id(found) == "x"
 
 
-# Views --------------------------------------------------------------------------------------------
-
-
 @settings(max_examples=25)
 @given(st.integers(1, 10_000))
 def test_another_world_says_the_same_of_other_names(world):
@@ -144,9 +138,6 @@ def test_another_world_says_the_same_of_other_names(world):
             shown = [view.label(t) for t in view.tails(e, r)]
             assert shown == sorted(shown)
     assert view.entity("Atlantis") is None
-
-
-# Held-out facts -----------------------------------------------------------------------------------
 
 
 def test_what_a_relation_says_of_a_subject_is_held_out_as_a_whole():

@@ -35,9 +35,6 @@ def rollout(answer, right, *, any_of=False, asked=(), **fields):
     )
 
 
-# Names -------------------------------------------------------------------------------------------
-
-
 @each_row(
     ("one", "other"),
     [
@@ -73,8 +70,6 @@ def test_names_stand_between_commas_and_may_hold_them():
     assert parse_named_answers("\nParis\n x ,,", answers) == [1, 2]
     assert parse_named_answers(" ", answers) == []
 
-
-# Whole rollouts ----------------------------------------------------------------------------------
 
 TWO = [["Bonn"], ["Berlin", "Q64", "Berlin City"]]
 

@@ -85,9 +85,6 @@ def test_impossible_options_are_refused(options, message):
         KgTask(**options)
 
 
-# Questions from files -----------------------------------------------------------------------------
-
-
 def row(number, question, answers=("Bob",)):
     return {
         "id": f"q{number}",

@@ -92,8 +92,6 @@ def test_lists_show_as_many_as_fit(labels, prefix, limit, max_chars):
         assert shown == whole[count]
 
 
-# Prompts with topic entities: what is shown can be copied into a query ---------------------------
-
 SHOWN = "{question}\nfrom {entities}"
 
 

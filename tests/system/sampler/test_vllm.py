@@ -77,9 +77,6 @@ def tokens(completions):
     return [[(c.token_ids, c.finish_reason) for c in group] for group in completions]
 
 
-# Against the model itself ------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("turn", "temperature"), [(1, 1.0), (2, 0.7)])
 def test_logprobs_are_those_of_a_plain_forward(policy, requests, two_turns, turn, temperature):
     first, below, second = two_turns
@@ -146,9 +143,6 @@ def test_logprobs_are_those_of_the_cut_distribution(policy, sampler, requests):
             assert c.logprobs == pytest.approx(plain.tolist(), abs=5e-5)
 
 
-# Ends --------------------------------------------------------------------------------------------
-
-
 def test_a_turn_ends_with_the_first_stop_string(policy, sampler, requests, two_turns):
     read = policy.dialogue.read
     free = [c for group in two_turns[0] for c in group]
@@ -177,9 +171,6 @@ def test_what_vllm_cannot_do_is_refused(policy, sampler, requests, monkeypatch):
             sample(sampler, requests[:1], room)
     with pytest.raises(SpecError, match="vLLM's minimum"):
         sample(sampler, requests, TurnSpec(temperature=0.005))
-
-
-# Processes ---------------------------------------------------------------------------------------
 
 
 def test_a_killed_worker_is_started_again_with_the_same_weights(sampler, requests, two_turns):
