@@ -63,7 +63,7 @@ class TasksetProcess:
             with suppress(BrokenPipeError):  # it has ended, and reading says why
                 process.stdin.write(json.dumps({"type": kind, "data": data}).encode() + b"\n")
                 process.stdin.flush()
-            return self._read(process, timeout, kind)
+            return self._read_message(process, timeout, kind)
 
     def close(self) -> None:
         with self._lock:
@@ -85,13 +85,13 @@ class TasksetProcess:
             raise RemoteFault(f"{source.python} cannot be run: {error.strerror}") from None
         self._process, self._errors = process, errors
         try:
-            self._count = int(self._read(process, _START_SECONDS, "start")["count"])
+            self._count = int(self._read_message(process, _START_SECONDS, "start")["count"])
         except RemoteFault:
             self._end()
             raise
         return process
 
-    def _read(
+    def _read_message(
         self, process: subprocess.Popen[bytes], timeout: float, kind: str
     ) -> Mapping[str, Any]:
         """Reads the message of the next line; a process that sends no readable one is ended."""

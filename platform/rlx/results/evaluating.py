@@ -159,25 +159,7 @@ def evaluate(
         sets = {
             name: build_set_spec(trained, name, one, overrides) for name, one in whole.sets.items()
         }
-        counts = {name: whole.sets[name].problems or whole.problems for name in sets}
-        answers: dict[str, list[ScoredAnswer]] = {}
-        before, total = 0, sum(counts.values())
-        folder = locate_run_folder(trained.run).root if trained.run else get_rlx_home() / "cache"
-        with load_model(spec, trained.model) as model:
-            mark = trained.mark or compute_model_fingerprint(model.source)
-            for name, own in sets.items():
-                try:
-                    setup = build_setup(own)
-                    kept = folder / "evaluations" / _compute_answers_digest(setup, whole, mark)
-                    answers[name] = []
-                    for first in range(0, counts[name], BATCH):
-                        show(before + first, total, name)
-                        numbers = range(first, min(first + BATCH, counts[name]))
-                        answers[name] += _answer_batch(setup, whole, numbers, model, kept)
-                except SpecError as error:
-                    raise SpecError(f"set {name!r} of the suite: {error}") from error
-                before += counts[name]
-                show(before, total, name)
+        answers = _answer_suite(trained, spec, whole, sets, show)
     figures = {}
     for name, found in answers.items():
         if not found:
@@ -257,6 +239,35 @@ def build_set_spec(
         return target.read_spec((*overrides, *changes))
     except InvalidSpec as error:
         raise SpecError(f"set {escape_unprintable(name)!r} of the suite: {error}") from error
+
+
+def _answer_suite(
+    target: TrainedModel,
+    spec: ExperimentSpec,
+    suite: SuiteSpec,
+    sets: Mapping[str, ExperimentSpec],
+    show: ShowProgress,
+) -> dict[str, list[ScoredAnswer]]:
+    counts = {name: suite.sets[name].problems or suite.problems for name in sets}
+    answers: dict[str, list[ScoredAnswer]] = {}
+    before, total = 0, sum(counts.values())
+    folder = locate_run_folder(target.run).root if target.run else get_rlx_home() / "cache"
+    with load_model(spec, target.model) as model:
+        mark = target.mark or compute_model_fingerprint(model.source)
+        for name, own in sets.items():
+            try:
+                setup = build_setup(own)
+                kept = folder / "evaluations" / _compute_answers_digest(setup, suite, mark)
+                answers[name] = []
+                for first in range(0, counts[name], BATCH):
+                    show(before + first, total, name)
+                    numbers = range(first, min(first + BATCH, counts[name]))
+                    answers[name] += _answer_batch(setup, suite, numbers, model, kept)
+            except SpecError as error:
+                raise SpecError(f"set {name!r} of the suite: {error}") from error
+            before += counts[name]
+            show(before, total, name)
+    return answers
 
 
 def _answer_batch(
